@@ -9,7 +9,8 @@ Positions are sums of a few int32 inputs, below 2**34 in magnitude, and are held
 window and block size cut to 2**34, which changes nothing: no position lies beyond. A page number times
 min(block_size, 2**31) stays below 2**62, and from page 1 on a larger block size has no slot that fits int32 either.
 
-Every argument is unspecialised: one compiled kernel serves any number of rows, stride and alignment.
+Every argument is unspecialised: one compiled kernel serves any number of rows, stride and alignment. Loops are
+`while` loops, since the interpreter of Triton up to 3.6 has no `range` over run-time bounds under NumPy 2.4.
 """
 
 import triton
@@ -80,13 +81,15 @@ def _kept(
     first_block = _block_of(first, block_size, block_shift, POW2)[:, None]
     slots_a_page = tl.minimum(block_size, 2147483648)
     total = tl.zeros_like(length)
-    for chunk in range(0, max_pages, PAGE_CHUNK):
+    chunk = max_pages * 0
+    while chunk < max_pages:
         k = first_block + chunk + tl.arange(0, PAGE_CHUNK)[None, :]
         page_start = k * block_size
         page = tl.load(row + k, mask=(page_start < end) & (k < columns), other=-1).to(tl.int64)
         page_end = page_start + tl.minimum(block_size, 2147483648 - page * slots_a_page)
         count = tl.minimum(page_end, end) - tl.maximum(page_start, start)
         total += tl.sum(tl.where(page >= 0, tl.maximum(count, 0), 0), axis=1)
+        chunk += PAGE_CHUNK
     return total
 
 
@@ -151,6 +154,8 @@ def decode_meta_kernel(
     num_tokens = num_tokens.to(tl.int64)
     window_size = window_size.to(tl.int64)
     block_size = block_size.to(tl.int64)
+    width = width.to(tl.int64)
+    max_pages = max_pages.to(tl.int64)
     indices_stride = indices_stride.to(tl.int64)
     block_table_stride = block_table_stride.to(tl.int64)
     program = tl.program_id(0).to(tl.int64)
@@ -162,7 +167,8 @@ def decode_meta_kernel(
 
     row0 = program * ROWS
     offset = tl.zeros([], tl.int64)
-    for start in range(0, row0, COUNT_ROWS):
+    start = program * 0
+    while start < row0:
         t = start + tl.arange(0, COUNT_ROWS)
         _, req, first, length = _rows(
             t,
@@ -191,6 +197,7 @@ def decode_meta_kernel(
             POW2,
         )
         offset += tl.sum(kept, axis=0)
+        start += COUNT_ROWS
 
     t = row0 + tl.arange(0, ROWS)
     inside = t < num_tokens
@@ -230,7 +237,8 @@ def decode_meta_kernel(
     next_kept = (ends - kept)[:, None]
     row = (block_table + req * block_table_stride)[:, None]
     slots_a_page = tl.minimum(block_size, 2147483648)
-    for chunk in range(0, width, WIDTH_CHUNK):
+    chunk = program * 0
+    while chunk < width:
         i = chunk + tl.arange(0, WIDTH_CHUNK)[None, :]
         position = first[:, None] + i
         k = _block_of(position, block_size, block_shift, POW2)
@@ -242,3 +250,4 @@ def decode_meta_kernel(
         rank = tl.cumsum(keep.to(tl.int32), axis=1)
         tl.store(ragged + next_kept + rank - 1, entry, mask=keep)
         next_kept += tl.sum(keep.to(tl.int32), axis=1)[:, None]
+        chunk += WIDTH_CHUNK

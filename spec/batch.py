@@ -114,6 +114,8 @@ def check_tensor(name: str, shape: tuple[int, ...], stride: tuple[int, ...], siz
 
 def check_capacity(num_tokens: int, width: int) -> None:
     """Refuse a batch whose ragged form could hold more entries than `indptr` (int32) can count."""
+    if width > INT32_MAX:
+        raise ArgumentError("width", f"at most 2**31 - 1 = {INT32_MAX}", width)
     if num_tokens * width > INT32_MAX:
         raise ArgumentError(
             "num_tokens", f"num_tokens * width of at most 2**31 - 1 = {INT32_MAX}", f"{num_tokens} * {width}"

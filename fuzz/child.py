@@ -1,0 +1,163 @@
+"""The child process: loads a target and runs it on the batches that come through a socket, one at a time.
+
+Whatever a target does to its process - abort, fault, hang, scribble - happens here and not to the fuzzer. Started by
+`runner`; protocol: a Target comes in and Ready or Unusable goes out, then for each Job an answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from .image import Array, Placement
+from .target import Target
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch: images to place, and the rest of its arguments."""
+
+    images: Mapping[str, Array]
+    places: Mapping[str, Placement]
+    num_tokens: int
+    window_size: int
+    block_size: int
+    noncausal: bool
+    middle_axis: bool
+    misalignment: int
+    guard: str
+    shape: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The target is loaded."""
+
+    backend: str
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """The target cannot be loaded: `absent` when torch, triton or a GPU is what is missing."""
+
+    reason: str
+    absent: bool
+
+
+@dataclass(frozen=True)
+class Done:
+    """The launch returned. Images afterwards; `damage` is (tensor, byte offset) of a change outside a tensor."""
+
+    images: Mapping[str, Array]
+    damage: tuple[str, int] | None
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The launch raised."""
+
+    error: str
+    message: str
+    trace: str = field(repr=False, default="")
+
+
+def main() -> None:
+    """Serve on the socket whose descriptor is the first argument, until the other end closes."""
+    _die_with_parent()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the campaign's to handle
+    faulthandler.enable()
+    connection = Connection(int(sys.argv[1]))
+    try:
+        target: Target = connection.recv()
+        answer, launch = _load(target)
+        connection.send(answer)
+        while launch is not None:
+            connection.send(launch(connection.recv()))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _die_with_parent() -> None:
+    """Have Linux kill this process when its parent goes, even while a kernel hangs."""
+    pr_set_pdeathsig = 1
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _load(target: Target) -> tuple[Ready | Unusable, Callable[[Job], Done | Raised] | None]:
+    try:
+        import torch
+        import triton
+    except ImportError as error:
+        return Unusable(f"{error}; install the kernel extra: pip install 'swa-decode-meta[kernel]'", True), None
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    has_gpu = torch.cuda.is_available()
+    backend = target.backend or ("gpu" if has_gpu and not interpreted else "interpreter")
+    if backend == "gpu" and not has_gpu:
+        return Unusable("no GPU that torch can see", True), None
+    # Triton decides when a kernel is defined, so this must come before the target is imported.
+    os.environ["TRITON_INTERPRET"] = "0" if backend == "gpu" else "1"
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the target may be a module of the user's working directory
+    try:
+        function = getattr(importlib.import_module(target.module), target.function)
+    except Exception as error:
+        reason = f"target {target.name}: {type(error).__name__}: {error}".splitlines()[0]
+        return Unusable(reason, False), None
+    if not callable(function):
+        return Unusable(f"target {target.name}: {target.function} is not callable", False), None
+    versions = {"python": sys.version.split()[0], "torch": torch.__version__, "triton": triton.__version__}
+    if backend == "gpu":
+        versions["device"] = torch.cuda.get_device_name()
+        versions["gcn_arch"] = getattr(torch.cuda.get_device_properties(0), "gcnArchName", "")
+    return Ready(backend, {key: value for key, value in versions.items() if value}), _launcher(target, function, backend)
+
+
+def _launcher(target: Target, function: Callable[..., object], backend: str) -> Callable[[Job], Done | Raised]:
+    import torch
+
+    from .memory import BandedMemory, GuardedMemory, Memory, as_tensor
+
+    memory: Memory = BandedMemory(torch.device("cuda", 0)) if backend == "gpu" else GuardedMemory()
+
+    def keywords(job: Job) -> dict[str, Any]:
+        if not target.takes_shape or job.shape is None:
+            return {}
+        from ..kernel import LaunchShape
+
+        return {"shape": LaunchShape(**job.shape)}
+
+    def launch(job: Job) -> Done | Raised:
+        flat = memory.place(job.images, job.misalignment, job.guard)
+        tensors = [
+            as_tensor(flat[name], place, name == "indices" and job.middle_axis) for name, place in job.places.items()
+        ]
+        extra = keywords(job)
+        try:
+            function(*tensors, job.num_tokens, job.window_size, job.block_size, job.noncausal, **extra)
+            if backend == "gpu":
+                torch.cuda.synchronize()
+        except Exception as error:
+            message = str(error).strip().splitlines()
+            return Raised(type(error).__name__, message[-1] if message else "", traceback.format_exc())
+        images, damage = memory.read()
+        return Done(images, (damage.tensor, damage.offset) if damage else None)
+
+    return launch
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The parent's end of a child process: starts it, hands it launches, and says how each ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ..spec import ArgumentError, BackendError
+from .child import Done, Job, Raised, Ready, Unusable
+from .target import Target
+
+START_SECONDS = 180.0  # importing torch from a cold disk, making a GPU context
+COMPILE_SECONDS = 120.0  # on top of the hang limit, for a launch that may have to compile
+
+
+class HarnessError(Exception):
+    """Something of ours failed, so that nothing can be said of the target."""
+
+
+@dataclass(frozen=True)
+class Died:
+    """The process ended during the launch."""
+
+    how: str
+    last_words: str
+
+
+@dataclass(frozen=True)
+class Hung:
+    """The process gave no answer in time and was killed."""
+
+    seconds: float
+
+
+Outcome = Done | Raised | Died | Hung
+
+
+class Runner:
+    """A target in a child process, which is replaced when it dies or hangs. Use as a context manager."""
+
+    def __init__(self, target: Target, hang_seconds: float = 30.0) -> None:
+        """Raises ArgumentError when the target cannot be loaded, BackendError when its backend is absent."""
+        self.target, self.hang_seconds = target, hang_seconds
+        self._seen: set[Any] = set()
+        self._start()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def backend(self) -> str:
+        """The backend that the target runs on: "gpu" or "interpreter"."""
+        return self._ready.backend
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Versions of python, torch and triton, and the device's name."""
+        return self._ready.versions
+
+    def run(self, job: Job) -> Outcome:
+        """Run one launch. After a death, a hang or an error on a GPU the next one has a fresh process."""
+        if self._process.poll() is not None:
+            self._restart()
+        variant = (job.noncausal, job.block_size, job.shape and tuple(job.shape.items()), len(self._seen) < 1)
+        limit = self.hang_seconds + (COMPILE_SECONDS if variant not in self._seen else 0.0)
+        self._seen.add(variant)
+        try:
+            self._connection.send(job)
+            if not self._connection.poll(limit):
+                self._kill()
+                return Hung(self.hang_seconds)
+            answer: Done | Raised = self._connection.recv()
+        except (EOFError, OSError):
+            self._process.wait()
+            return Died(_how(self._process.returncode), self._last_words())
+        except Exception as error:
+            self._kill()
+            raise HarnessError(f"the child's answer cannot be read: {type(error).__name__}: {error}") from None
+        if isinstance(answer, Raised) and self.backend == "gpu":
+            self._kill()  # an illegal access leaves the GPU context unusable
+        return answer
+
+    def close(self) -> None:
+        """End the child."""
+        self._connection.close()
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._stderr.close()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._stderr = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "swa_decode_meta.fuzz.child", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._stderr,
+            stderr=self._stderr,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._connection = Connection(ours.detach())
+        try:
+            self._connection.send(self.target)
+            if not self._connection.poll(START_SECONDS):
+                self._kill()
+                raise HarnessError(f"the child process did not start within {START_SECONDS:.0f} s")
+            answer: Ready | Unusable = self._connection.recv()
+        except (EOFError, OSError):
+            self._process.wait()
+            words = self._last_words().strip().splitlines()
+            ended = _how(self._process.returncode)
+            raise HarnessError(f"the child process ended at its start, {ended}: {words[-1] if words else ''}") from None
+        if isinstance(answer, Unusable):
+            self.close()
+            raise BackendError(answer.reason) if answer.absent else ArgumentError("target", "one that loads", answer.reason)
+        self._ready = answer
+
+    def _restart(self) -> None:
+        self._connection.close()
+        self._stderr.close()
+        self._seen.clear()
+        try:
+            self._start()
+        except (ArgumentError, BackendError) as error:  # it loaded before
+            raise HarnessError(f"the target no longer loads: {error}") from None
+
+    def _kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _last_words(self) -> str:
+        self._stderr.flush()
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - 4000))
+        return self._stderr.read().decode("utf-8", "replace")
+
+
+def _how(returncode: int) -> str:
+    if returncode >= 0:
+        return f"exit status {returncode}"
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return f"signal {-returncode}"
+
+
+def crash_site(last_words: str) -> str:
+    """The innermost Python line of a faulthandler report that lies outside Triton, torch and this harness."""
+    for file, line, function in re.findall(r'File "([^"]+)", line (\d+) in (\S+)', last_words):
+        if not re.search(r"/(triton|torch|numpy|importlib|fuzz)/|<frozen", file):
+            return f"{os.path.basename(file)}:{line} in {function}"
+    return ""
