@@ -100,16 +100,19 @@ def _die_with_parent() -> None:
 def _load(target: Target) -> tuple[Ready | Unusable, Callable[[Job], Done | Raised] | None]:
     try:
         import torch
-        import triton
     except ImportError as error:
-        return Unusable(f"{error}; install the kernel extra: pip install 'swa-decode-meta[kernel]'", True), None
+        return _without(error), None
     interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
     has_gpu = torch.cuda.is_available()
     backend = target.backend or ("gpu" if has_gpu and not interpreted else "interpreter")
     if backend == "gpu" and not has_gpu:
         return Unusable("no GPU that torch can see", True), None
-    # Triton decides when a kernel is defined, so this must come before the target is imported.
+    # Triton reads it when a kernel is defined, its own library's too: this comes before anything imports triton.
     os.environ["TRITON_INTERPRET"] = "0" if backend == "gpu" else "1"
+    try:
+        import triton
+    except ImportError as error:
+        return _without(error), None
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # the target may be a module of the user's working directory
     try:
@@ -124,6 +127,10 @@ def _load(target: Target) -> tuple[Ready | Unusable, Callable[[Job], Done | Rais
         versions["device"] = torch.cuda.get_device_name()
         versions["gcn_arch"] = getattr(torch.cuda.get_device_properties(0), "gcnArchName", "")
     return Ready(backend, {key: value for key, value in versions.items() if value}), _launcher(target, function, backend)
+
+
+def _without(error: ImportError) -> Unusable:
+    return Unusable(f"{error}; install the kernel extra: pip install 'swa-decode-meta[kernel]'", absent=True)
 
 
 def _launcher(target: Target, function: Callable[..., object], backend: str) -> Callable[[Job], Done | Raised]:
@@ -157,7 +164,3 @@ def _launcher(target: Target, function: Callable[..., object], backend: str) -> 
         return Done(images, (damage.tensor, damage.offset) if damage else None)
 
     return launch
-
-
-if __name__ == "__main__":
-    main()

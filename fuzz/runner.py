@@ -22,6 +22,10 @@ START_SECONDS = 180.0  # importing torch from a cold disk, making a GPU context
 COMPILE_SECONDS = 120.0  # on top of the hang limit, for a launch that may have to compile
 
 
+# Imported and not run with -m: what crosses the socket must have one module name at both ends.
+_CHILD = "from swa_decode_meta.fuzz.child import main; main()"
+
+
 class HarnessError(Exception):
     """Something of ours failed, so that nothing can be said of the target."""
 
@@ -106,7 +110,7 @@ class Runner:
         ours, theirs = socket.socketpair()
         self._stderr = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "swa_decode_meta.fuzz.child", str(theirs.fileno())],
+            [sys.executable, "-c", _CHILD, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._stderr,
@@ -163,6 +167,6 @@ def _how(returncode: int) -> str:
 def crash_site(last_words: str) -> str:
     """The innermost Python line of a faulthandler report that lies outside Triton, torch and this harness."""
     for file, line, function in re.findall(r'File "([^"]+)", line (\d+) in (\S+)', last_words):
-        if not re.search(r"/(triton|torch|numpy|importlib|fuzz)/|<frozen", file):
+        if not re.search(r"/(triton|torch|numpy|fuzz)/|/lib/python3|<frozen", file):
             return f"{os.path.basename(file)}:{line} in {function}"
     return ""
