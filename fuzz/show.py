@@ -1,6 +1,6 @@
 """A plain-text picture of one case, for the person who has a shrunk failure before them.
 
-    request 0  q0 0  q1 2  prefix 7  seq_len 9  replay_start 4  rows: 2 valid, 0 padded
+    request 0  q0 0  q1 2  prefix 7  seq_len 9  replay_start 4  2 valid, 0 padded
       block     │0   │1   │2   │3   │
       page      │7   │10  │2   │past│
       position  │0   │4   │8   │12  │
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import reprlib
 import textwrap
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -38,8 +39,8 @@ _LEGEND = (
 def draw(case: Case, max_requests: int = 16, max_rows: int = 40) -> str:
     """The picture of `case`: header, requests with their rows, and what the rows must hold.
 
-    At most `max_requests` requests and `max_rows` rows; lines say how many are left out. The row that
-    `case.finding` names is always among them, marked →. Draws every Case, legal or not. No newline at the end.
+    At most `max_requests` requests and `max_rows` rows; lines say how many are left out. The row in
+    which `case.finding` lies is among them, marked →. Draws every Case, legal or not. No newline at the end.
     """
     picture = _Picture(case)
     x, rows, marked = picture.x, picture.rows, picture.marked
@@ -54,8 +55,9 @@ def draw(case: Case, max_requests: int = 16, max_rows: int = 40) -> str:
         lines += ["", *picture.request(r, shown)]
     if len(requests) < x.R:
         others = sum(map(len, rows.values())) - len(tokens)
-        lines += ["", f"… {x.R - len(requests)} more requests, with {others} rows, left out"]
-    lines += ["", *(_LEGEND if shown else ()), "", *picture.expected(shown)]
+        lines += ["", f"… left out: {x.R - len(requests)} of {x.R} requests, with {others} rows"]
+    lines += ["", *_LEGEND] if shown else []
+    lines += ["", *picture.expected(shown)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -91,13 +93,14 @@ class _Picture:
         sizes = (b.num_tokens, b.num_reqs, b.window_size, b.block_size, b.width)
         self.x = plain.Inputs(*sizes, noncausal=b.noncausal, columns=b.block_table.shape[1], **arrays)
         self.result = plain.decode_meta(b) if max(1, b.num_tokens) * b.width <= _MAX_ENTRIES else None
-        self.marked = _index(case.finding.get("row"), b.num_tokens)
+        self.marked = self._marked()
         self.rows: dict[int, list[int]] = {}  # tokens of each request that has any
         for t in range(b.num_tokens):
             if (r := plain.request(self.x, t)) is not None:
                 self.rows.setdefault(r, []).append(t)
 
     def header(self) -> Iterator[str]:
+        """What the case is, and whether it is legal and expects what it should."""
         case, x = self.case, self.x
         if case.expected is not None and self.result is None:
             yield "!! expected was not compared with the oracle's result: the case is too large"
@@ -130,9 +133,9 @@ class _Picture:
         yield from _fold(
             f"request {r}  q0 {q0}  q1 {q1}  prefix {plain.prefix(x, r)}  seq_len {x.seq_lens[r]}"
             f"  replay_start {x.replay_start[r]}{' (not read)' if x.noncausal else ''}"
-            f"  rows: {len(tokens)} valid, {padded} padded" + (f", {strays} outside q0..q1" if strays else "")
+            f"  {len(tokens)} valid, {padded} padded" + (f", {strays} outside q0..q1" if strays else "")
         )
-        rows = {t: _row(x, r, t) for t in tokens if t in set(shown)}
+        rows = {t: _row(x, r, t) for t in tokens if t in shown}
         names = {t: f"{self._arrow(t)} t{t} @{row.position} " for t, row in rows.items()}
         indent = max([len("  position "), *map(len, names.values())])
         columns, scale = _layout(x, r, [row.kept for row in rows.values() if row.kept], WIDTH - indent - 2)
@@ -147,24 +150,21 @@ class _Picture:
             nothing = f" sees nothing: {row.seen.start} .. {row.seen.stop - 1} is empty"
             yield names[t].ljust(indent) + (bar if row.kept else nothing)
         if len(rows) < len(tokens):
-            yield f"  … {len(tokens) - len(rows)} more rows of this request left out"
+            yield f"  … left out: {len(tokens) - len(rows)} of {len(tokens)} rows"
 
     def expected(self, shown: Sequence[int]) -> Iterator[str]:
         """What the rows `shown` must hold, and in a few words the tokens that have no request."""
-        x, finding = self.x, self.case.finding
+        x = self.x
         if shown:
             yield "expected   t  valid  request   lens  indptr        indices"
         for t in shown:
-            r, row = plain.row(x, t)
+            r, row = x.token_to_req[t], plain.row(x, t)[1]
             indptr = f"{self.result.indptr[t]}..{self.result.indptr[t + 1]}" if self.result else "?"
-            line = f"{self._arrow(t)} {t:>10}    yes  {r!s:>7}  {len(row):>5}  {indptr:<12}  "
+            line = f"{self._arrow(t)} {t:>10}    yes  {r:>7}  {len(row):>5}  {indptr:<12}  "
             yield line + _dense(x, r, row, WIDTH - len(line))
-            if t == self.marked:
-                i = _index(finding.get("column"), x.width)
-                here = "" if i is None else f", column {i} must hold {_entry(x, r, row, i)}"
-                yield from _fold(f"    ↑ finding: {_words(finding.get('tensor', ''))}{here}")
-        if left := sum(map(len, self.rows.values())) - len(shown):
-            yield f"… {left} more rows left out"
+        count = sum(map(len, self.rows.values()))
+        if count > len(shown):
+            yield f"… left out: {count - len(shown)} of {count} rows"
         padded = [t for t in range(x.T) if not plain.valid(x, t)]
         adrift = [t for t in range(x.T) if plain.valid(x, t) and plain.request(x, t) is None]
         if padded:
@@ -175,6 +175,16 @@ class _Picture:
             yield from _fold(f"{words}: is_valid true, lens 0, indices all -1")
         if not x.T:
             yield "no tokens: indptr is [0], and every entry of lens 0"
+
+    def _marked(self) -> int | None:
+        """The token whose row the finding lies in, if there is one."""
+        tensor, row = (self.case.finding.get(key) for key in ("tensor", "row"))
+        if tensor == "indptr" and type(row) is int:
+            return _index(row - 1, self.x.T)  # entry t + 1 counts up to the end of row t
+        if tensor == "ragged" and self.result and type(row) is int:
+            return _index(bisect_right(self.result.indptr.tolist(), row) - 1, self.x.T)
+        by_token = (None, "is_valid", "indices", "lens", "slot_mapping", "token_to_req")
+        return _index(row, self.x.T) if tensor in by_token else None
 
     def _arrow(self, t: int) -> str:
         return "→" if t == self.marked else " "
@@ -250,6 +260,7 @@ def _runs(x: plain.Inputs, r: int, begin: int, end: int, grouped: bool) -> Itera
 
 
 def _page(x: plain.Inputs, r: int, k: int) -> str:
+    """The page number of block `k`, with ! where slots of it do not fit; or a word that _LEGEND explains."""
     if k >= x.columns:
         return "past"
     page = x.block_table[r][k]
@@ -259,6 +270,7 @@ def _page(x: plain.Inputs, r: int, k: int) -> str:
 
 
 def _bar(x: plain.Inputs, r: int, row: _Row, columns: Iterable[_Column], scale: int) -> Iterator[str]:
+    """The marks of `row` in each column."""
     for column in columns:
         cells = (column.drawn[i : i + scale] for i in range(0, len(column.drawn), scale))
         marks = "⋯" if column is _GAP else "".join(_mark(x, r, row, cell) for cell in cells)
@@ -266,6 +278,8 @@ def _bar(x: plain.Inputs, r: int, row: _Row, columns: Iterable[_Column], scale: 
 
 
 def _mark(x: plain.Inputs, r: int, row: _Row, cell: range) -> str:
+    """The mark of `row` for the positions of `cell`: what it sees of them comes before what it does not."""
+
     def inside(start: int, stop: int) -> range:
         return range(max(cell.start, start), min(cell.stop, stop))
 
@@ -276,20 +290,15 @@ def _mark(x: plain.Inputs, r: int, row: _Row, cell: range) -> str:
         return _HOLE if plain.NO_SLOT in (plain.entry(x, r, p) for p in ends) else _SLOT
     if inside(row.kept.stop, row.seen.stop):
         return _CUT
-    return _CLIPPED if inside(row.asked, row.seen.start) and cell.start <= row.position else _UNSEEN
+    return _CLIPPED if inside(row.asked, row.seen.start) else _UNSEEN
 
 
-def _entry(x: plain.Inputs, r: int | None, row: range, i: int) -> int:
-    """Column `i` of a dense row, which may be too long to make."""
-    return plain.NO_SLOT if r is None or i >= len(row) else plain.entry(x, r, row[i])
-
-
-def _dense(x: plain.Inputs, r: int | None, row: range, room: int) -> str:
+def _dense(x: plain.Inputs, r: int, row: range, room: int) -> str:
     """The dense row: all of it if that fits, else as many of its first and last entries as do."""
     n, after = len(row), f"-1 × {_number(x.width - len(row))}" if x.width > len(row) else ""
     for ends in (room, 4, 3, 2, 1):
-        first = [str(_entry(x, r, row, i)) for i in range(min(n, ends))]
-        last = [str(_entry(x, r, row, i)) for i in range(max(n - ends, len(first)), n)]
+        first = [str(plain.entry(x, r, p)) for p in row[:ends]]
+        last = [str(plain.entry(x, r, p)) for p in row[max(n - ends, len(first)) :]]
         middle = ["…"] * (n > len(first) + len(last))
         text = "  ".join(filter(None, (" ".join([*first, *middle, *last]), after)))
         if len(text) <= room:
@@ -312,7 +321,7 @@ _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 60
 
 
 def _words(value: object) -> str:
-    """`value` without control characters and not long: a case may come from anyone, this goes to a terminal."""
+    """`value` in short, without control characters: a case comes from anyone, and this goes to a terminal."""
     text = value if isinstance(value, str) else _REPR.repr(value)
     return "".join(letter if letter.isprintable() else "?" for letter in text[: 2 * WIDTH])
 

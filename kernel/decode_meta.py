@@ -72,25 +72,100 @@ def _kept(
     block_shift,
     max_pages,
     PAGE_CHUNK: tl.constexpr,
+    ONE_PAGE_CHUNK: tl.constexpr,
     POW2: tl.constexpr,
 ):
     """Clauses 8, 9 and 11: how many entries each row [N] keeps."""
-    end = (first + length)[:, None]
     start = first[:, None]
+    end = (first + length)[:, None]
     row = (block_table + req * block_table_stride)[:, None]
-    first_block = _block_of(first, block_size, block_shift, POW2)[:, None]
-    slots_a_page = tl.minimum(block_size, 2147483648)
-    total = tl.zeros_like(length)
-    chunk = max_pages * 0
-    while chunk < max_pages:
-        k = first_block + chunk + tl.arange(0, PAGE_CHUNK)[None, :]
-        page_start = k * block_size
-        page = tl.load(row + k, mask=(page_start < end) & (k < columns), other=-1).to(tl.int64)
-        page_end = page_start + tl.minimum(block_size, 2147483648 - page * slots_a_page)
-        count = tl.minimum(page_end, end) - tl.maximum(page_start, start)
-        total += tl.sum(tl.where(page >= 0, tl.maximum(count, 0), 0), axis=1)
-        chunk += PAGE_CHUNK
-    return total
+    k = _block_of(first, block_size, block_shift, POW2)[:, None] + tl.arange(0, PAGE_CHUNK)[None, :]
+    if ONE_PAGE_CHUNK:
+        return _kept_on_pages(k, start, end, row, columns, block_size)
+    else:
+        total = tl.zeros_like(length).to(tl.int32)
+        pages = max_pages * 0
+        while pages < max_pages:
+            total += _kept_on_pages(k + pages, start, end, row, columns, block_size)
+            pages += PAGE_CHUNK
+        return total
+
+
+@triton.jit
+def _kept_on_pages(k, start, end, row, columns, block_size):
+    """How many entries of rows start .. end-1 [N, 1] are kept in blocks k [N, P], as int32 [N]."""
+    page_start = k * block_size
+    page = tl.load(row + k, mask=(page_start < end) & (k < columns), other=-1).to(tl.int64)
+    page_end = page_start + tl.minimum(block_size, 2147483648 - page * tl.minimum(block_size, 2147483648))
+    count = tl.minimum(page_end, end) - tl.maximum(page_start, start)
+    return tl.sum(tl.where((page >= 0) & (count > 0), count, 0).to(tl.int32), axis=1)
+
+
+@triton.jit
+def _entries(
+    i, req, first, length, block_table, block_table_stride, columns, block_size, block_shift, POW2: tl.constexpr
+):
+    """Clauses 8 to 10: columns i [1, M] of the dense rows [N], as int32 [N, M]; -1 where there is no slot."""
+    position = first[:, None] + i
+    k = _block_of(position, block_size, block_shift, POW2)
+    row = (block_table + req * block_table_stride)[:, None]
+    page = tl.load(row + k, mask=(i < length[:, None]) & (k < columns), other=-1).to(tl.int64)
+    slot = page * tl.minimum(block_size, 2147483648) + (position - k * block_size)
+    return tl.where((page >= 0) & (slot < 2147483648), slot, -1).to(tl.int32)
+
+
+@triton.jit
+def _kept_before(
+    row0,
+    t,
+    slot_mapping,
+    query_start_loc,
+    seq_lens,
+    token_to_req,
+    block_table,
+    replay_start,
+    num_reqs,
+    columns,
+    window_size,
+    block_size,
+    block_shift,
+    width,
+    max_pages,
+    block_table_stride,
+    NONCAUSAL: tl.constexpr,
+    POW2: tl.constexpr,
+    PAGE_CHUNK: tl.constexpr,
+    ONE_PAGE_CHUNK: tl.constexpr,
+):
+    """Clause 11: how many entries those of the rows t [N] keep that lie before row0."""
+    _, req, first, length = _rows(
+        t,
+        t < row0,
+        slot_mapping,
+        query_start_loc,
+        seq_lens,
+        token_to_req,
+        replay_start,
+        num_reqs,
+        window_size,
+        width,
+        NONCAUSAL,
+    )
+    kept = _kept(
+        req,
+        first,
+        length,
+        block_table,
+        block_table_stride,
+        columns,
+        block_size,
+        block_shift,
+        max_pages,
+        PAGE_CHUNK,
+        ONE_PAGE_CHUNK,
+        POW2,
+    )
+    return tl.sum(kept, axis=0)
 
 
 @triton.jit(
@@ -149,6 +224,9 @@ def decode_meta_kernel(
     PAGE_CHUNK: tl.constexpr,
     WIDTH_CHUNK: tl.constexpr,
     TAIL_CHUNK: tl.constexpr,
+    ONE_COUNT: tl.constexpr,
+    ONE_PAGE_CHUNK: tl.constexpr,
+    ONE_WIDTH_CHUNK: tl.constexpr,
 ):
     # The interpreter gives a scalar the narrowest type that holds it; a compiled kernel has them wide already.
     num_tokens = num_tokens.to(tl.int64)
@@ -166,39 +244,6 @@ def decode_meta_kernel(
         return
 
     row0 = program * ROWS
-    offset = tl.zeros([], tl.int64)
-    start = program * 0
-    while start < row0:
-        t = start + tl.arange(0, COUNT_ROWS)
-        _, req, first, length = _rows(
-            t,
-            t < row0,
-            slot_mapping,
-            query_start_loc,
-            seq_lens,
-            token_to_req,
-            replay_start,
-            num_reqs,
-            window_size,
-            width,
-            NONCAUSAL,
-        )
-        kept = _kept(
-            req,
-            first,
-            length,
-            block_table,
-            block_table_stride,
-            columns,
-            block_size,
-            block_shift,
-            max_pages,
-            PAGE_CHUNK,
-            POW2,
-        )
-        offset += tl.sum(kept, axis=0)
-        start += COUNT_ROWS
-
     t = row0 + tl.arange(0, ROWS)
     inside = t < num_tokens
     valid, req, first, length = _rows(
@@ -214,40 +259,99 @@ def decode_meta_kernel(
         width,
         NONCAUSAL,
     )
-    kept = _kept(
-        req,
-        first,
-        length,
-        block_table,
-        block_table_stride,
-        columns,
-        block_size,
-        block_shift,
-        max_pages,
-        PAGE_CHUNK,
-        POW2,
-    )
-    ends = offset + tl.cumsum(kept, axis=0)
     tl.store(is_valid + t, valid, mask=inside)
     tl.store(lens + t, length.to(tl.int32), mask=inside)
-    tl.store(indptr + 1 + t, ends.to(tl.int32), mask=inside)
+
+    if ONE_COUNT:
+        offset = _kept_before(
+            row0,
+            tl.arange(0, COUNT_ROWS),
+            slot_mapping,
+            query_start_loc,
+            seq_lens,
+            token_to_req,
+            block_table,
+            replay_start,
+            num_reqs,
+            columns,
+            window_size,
+            block_size,
+            block_shift,
+            width,
+            max_pages,
+            block_table_stride,
+            NONCAUSAL,
+            POW2,
+            PAGE_CHUNK,
+            ONE_PAGE_CHUNK,
+        )
+    else:
+        offset = tl.zeros([], tl.int32)
+        earlier = program * 0
+        while earlier < row0:
+            offset += _kept_before(
+                row0,
+                earlier + tl.arange(0, COUNT_ROWS),
+                slot_mapping,
+                query_start_loc,
+                seq_lens,
+                token_to_req,
+                block_table,
+                replay_start,
+                num_reqs,
+                columns,
+                window_size,
+                block_size,
+                block_shift,
+                width,
+                max_pages,
+                block_table_stride,
+                NONCAUSAL,
+                POW2,
+                PAGE_CHUNK,
+                ONE_PAGE_CHUNK,
+            )
+            earlier += COUNT_ROWS
+
+    i = tl.arange(0, WIDTH_CHUNK)[None, :]
+    if ONE_WIDTH_CHUNK:
+        entry = _entries(
+            i, req, first, length, block_table, block_table_stride, columns, block_size, block_shift, POW2
+        )
+        tl.store(indices + t[:, None] * indices_stride + i, entry, mask=inside[:, None] & (i < width))
+        keep = (entry >= 0).to(tl.int32)
+        kept = tl.sum(keep, axis=1)
+        ends = offset + tl.cumsum(kept, axis=0)
+        place = (ends - kept - 1)[:, None] + tl.cumsum(keep, axis=1)
+        tl.store(ragged + place, entry, mask=entry >= 0)
+    else:
+        kept = _kept(
+            req,
+            first,
+            length,
+            block_table,
+            block_table_stride,
+            columns,
+            block_size,
+            block_shift,
+            max_pages,
+            PAGE_CHUNK,
+            ONE_PAGE_CHUNK,
+            POW2,
+        )
+        ends = offset + tl.cumsum(kept, axis=0)
+        last = (ends - kept - 1)[:, None]
+        chunk = width * 0
+        while chunk < width:
+            entry = _entries(
+                chunk + i, req, first, length, block_table, block_table_stride, columns, block_size, block_shift, POW2
+            )
+            inside_row = inside[:, None] & (chunk + i < width)
+            tl.store(indices + t[:, None] * indices_stride + chunk + i, entry, mask=inside_row)
+            keep = (entry >= 0).to(tl.int32)
+            tl.store(ragged + last + tl.cumsum(keep, axis=1), entry, mask=entry >= 0)
+            last += tl.sum(keep, axis=1)[:, None]
+            chunk += WIDTH_CHUNK
+    tl.store(indptr + 1 + t, ends, mask=inside)
     if program == 0:
         tl.store(indptr, 0)
-
-    next_kept = (ends - kept)[:, None]
-    row = (block_table + req * block_table_stride)[:, None]
-    slots_a_page = tl.minimum(block_size, 2147483648)
-    chunk = program * 0
-    while chunk < width:
-        i = chunk + tl.arange(0, WIDTH_CHUNK)[None, :]
-        position = first[:, None] + i
-        k = _block_of(position, block_size, block_shift, POW2)
-        page = tl.load(row + k, mask=(i < length[:, None]) & (k < columns), other=-1).to(tl.int64)
-        slot = page * slots_a_page + (position - k * block_size)
-        keep = (page >= 0) & (slot < 2147483648)
-        entry = tl.where(keep, slot, -1).to(tl.int32)
-        tl.store(indices + t[:, None] * indices_stride + i, entry, mask=inside[:, None] & (i < width))
-        rank = tl.cumsum(keep.to(tl.int32), axis=1)
-        tl.store(ragged + next_kept + rank - 1, entry, mask=keep)
-        next_kept += tl.sum(keep.to(tl.int32), axis=1)[:, None]
-        chunk += WIDTH_CHUNK

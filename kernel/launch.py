@@ -114,6 +114,9 @@ def launch(
             PAGE_CHUNK=shape.page_chunk,
             WIDTH_CHUNK=shape.width_chunk,
             TAIL_CHUNK=shape.tail_chunk,
+            ONE_COUNT=num_tokens <= shape.count_rows,
+            ONE_PAGE_CHUNK=max_pages <= shape.page_chunk,
+            ONE_WIDTH_CHUNK=width <= shape.width_chunk,
             num_warps=shape.num_warps,
         )
 
