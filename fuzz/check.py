@@ -39,6 +39,9 @@ _CHUNK = 1000  # batches that the vectorised oracle takes at once
 _SHARDS = 61  # of the exhaustive preset; a prime, so that each of them meets every choice of every input
 _DRAWS = 40  # random batches of a profile at a time
 
+# Of the outputs the nearest to the cause first; `ragged`, whose very size may differ, after `indptr`.
+_ORDER = ("is_valid", "lens", "indices", "indptr", "ragged", *INPUTS)
+
 
 class OracleDifference(Exception):
     """The oracles differ, or differ from what was recorded; until that is mended, no kernel can be judged.
@@ -268,8 +271,8 @@ def _first_difference(
     name_other: str = "vectorised",
 ) -> str | None:
     """Tensor, row and column of the first element that differs, with both values; None when all are equal."""
-    for tensor, array in one.items():
-        twin = other[tensor]
+    for tensor in (name for name in _ORDER if name in one):
+        array, twin = one[tensor], other[tensor]
         if array.dtype != twin.dtype or array.shape != twin.shape:
             kinds = [f"{a.dtype}{list(a.shape)}" for a in (array, twin)]
             return f"{tensor}: {name_one} {kinds[0]}, {name_other} {kinds[1]}"

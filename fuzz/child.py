@@ -125,8 +125,9 @@ def _load(target: Target) -> tuple[Ready | Unusable, Callable[[Job], Done | Rais
     versions = {"python": sys.version.split()[0], "torch": torch.__version__, "triton": triton.__version__}
     if backend == "gpu":
         versions["device"] = torch.cuda.get_device_name()
-        versions["gcn_arch"] = getattr(torch.cuda.get_device_properties(0), "gcnArchName", "")
-    return Ready(backend, {key: value for key, value in versions.items() if value}), _launcher(target, function, backend)
+        if torch.version.hip:
+            versions["arch"] = torch.cuda.get_device_properties(0).gcnArchName
+    return Ready(backend, versions), _launcher(target, function, backend)
 
 
 def _without(error: ImportError) -> Unusable:

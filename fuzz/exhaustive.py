@@ -13,7 +13,7 @@ just these two, which show that it plays no part there (clause 5).
 
 **Pairs**, 260,925 batches. Queries of 0 to 3 tokens in all, which are the rows; every pattern of padding;
 every `seq_len` from 0 to 3; every pattern of holes in the blocks that the positions of each request lie in.
-`replay_start` is 0 or max(1, `seq_len - 1`) for each request (DSpark: `seq_len + 1`), and `width` the least
+`replay_start` is 0 or max(1, `seq_len - 1`) for each request (DSpark: its prefix), and `width` the least
 legal one: other values are left to the first part, because a row depends on its own token and request alone
 (clauses 2 to 10).
 
@@ -137,21 +137,24 @@ def _one_request(noncausal: bool, window: int, block: int) -> Iterator[_Family]:
 
 
 def _pairs(noncausal: bool, window: int, block: int) -> Iterator[_Family]:
-    queries = [pair for pair in product(range(_TOKENS + 1), repeat=2) if sum(pair) <= _TOKENS]
-    for (query, other), seq_lens in product(queries, product(_PAIR_SEQ_LENS, repeat=2)):
-        tokens = query + other
+    pairs = [pair for pair in product(range(_TOKENS + 1), repeat=2) if sum(pair) <= _TOKENS]
+    for queries, seq_lens in product(pairs, product(_PAIR_SEQ_LENS, repeat=2)):
+        tokens = sum(queries)
         blocks = tuple(_blocks(seq_len, block) for seq_len in seq_lens)
-        replays = [(seq_len + 1,) if noncausal else (0, max(1, seq_len - 1)) for seq_len in seq_lens]
+        if noncausal:
+            replays = [(max(0, seq_len - query),) for query, seq_len in zip(queries, seq_lens, strict=True)]
+        else:
+            replays = [(0, max(1, seq_len - 1)) for seq_len in seq_lens]
         yield _Family(
             noncausal,
             window,
             block,
             tokens,
-            _int32(0, query, tokens),
+            _int32(0, queries[0], tokens),
             _int32(*seq_lens),
-            width=[_least_width(noncausal, window, max(query, other))],
+            width=[_least_width(noncausal, window, max(queries))],
             slot_mapping=_paddings(tokens),
-            token_to_req=[_int32(*[0] * query, *[1] * other)],
+            token_to_req=[_int32(*[0] * queries[0], *[1] * queries[1])],
             block_table=_tables(max(blocks), blocks),
             replay_start=[_int32(*starts) for starts in product(*replays)],
         )

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from ..oracle import vectorised
 from ..spec import INPUTS, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, TENSORS, Batch, BufferLayout, Case
+from .target import SHAPE_FIELDS
 
 PROFILES = ("serving", "legal", "hostile")
 
@@ -33,7 +34,7 @@ TAIL_CHUNK = 1024  # the kernel's tile of lens' tail on a GPU; edges on either s
 
 # Cuts of the work into programs, beside the kernel's own choice. Few, since each is compiled on a GPU.
 GPU_SHAPES: tuple[Mapping[str, int], ...] = tuple(
-    dict(zip(("rows_per_program", "count_rows", "page_chunk", "width_chunk", "tail_chunk", "num_warps"), sizes, strict=True))
+    dict(zip(SHAPE_FIELDS, sizes, strict=True))
     for sizes in ((1, 1, 1, 16, 16, 1), (2, 4, 2, 64, 64, 2), (4, 16, 8, 128, 256, 4), (16, 64, 4, 256, 1024, 8))
 )
 
@@ -132,18 +133,21 @@ def _cases(draw: st.DrawFn, profile: str, backend: str) -> Case:
         unseen = ~vectorised.dependencies(batch).block_table
         batch = Batch(**scalars, **{**inputs, "block_table": np.where(unseen, np.int32(poison), table)})
     shape = draw(_shapes(backend, T))
-    return Case(batch, draw(_layouts()), target={"shape": dict(shape)} if shape else {})
+    return Case(batch, draw(_layouts()), target={"backend": backend, "shape": dict(shape)} if shape else {})
 
 
 @st.composite
 def _geometries(draw: st.DrawFn, profile: str) -> Geometry:
     noncausal = draw(st.booleans())
     if profile == "serving":
-        return Geometry(128, draw(st.sampled_from((64, 128))), noncausal, SERVING_CONTEXT, 64, (1, 6, 2, 3, 4, 5))
+        query_lens = draw(st.sampled_from(((1,), (6,), (1, 6, 2, 3, 4, 5))))
+        return Geometry(128, draw(st.sampled_from((64, 128))), noncausal, SERVING_CONTEXT, 64, query_lens)
     window = draw(_edges_or_any(WINDOWS, 1, 200))
     block_size = draw(_edges_or_any((*BLOCK_SIZES, 2**31 - 1, 2**31, 2**40), 1, 130))
-    longest = draw(st.sampled_from((window + 3 * min(block_size, 200), 4 * window + 40, 1000)))
-    return Geometry(window, block_size, noncausal, longest, 12, (1, 0, 2, 3, 5, 6, 17, 33, 66))
+    longest = draw(st.sampled_from((window + 3 * min(block_size, 200), 4 * window + 40, 1200)))
+    ordinary = (1, 0, 2, 3, 5, 6, 17, 33, 66)
+    query_lens = draw(st.sampled_from((*(ordinary,) * 15, (1, 515, 1030))))
+    return Geometry(window, block_size, noncausal, longest, 12, query_lens)
 
 
 @lru_cache(maxsize=256)
@@ -162,7 +166,7 @@ def _requests(geometry: Geometry) -> st.SearchStrategy[Request]:
     query_lens = st.sampled_from(geometry.query_lens)
 
     def build(query_len: int, prefix: int, replay: int) -> Request:
-        prefix = min(prefix, max(0, longest - query_len))
+        prefix = min(prefix, max(0, longest - query_len))  # most query lengths are far below the longest
         # From the prefix back, so that the clip falls inside the window as often as not.
         replay_start = 0 if replay == 0 else max(0, prefix - (replay - 1) * max(1, window // 4))
         return Request(query_len, prefix, replay_start)
@@ -173,7 +177,7 @@ def _requests(geometry: Geometry) -> st.SearchStrategy[Request]:
 @lru_cache(maxsize=4096)
 def _padding_rows(total: int) -> st.SearchStrategy[int]:
     """How many rows of padding follow the last request: none, one, or up to the next sizes worth a visit."""
-    edges = [edge - total for edge in (*ROWS, 128, 256, 384) if edge >= total][:3]
+    edges = [edge - total for edge in (*ROWS, 128, 256, 384) if edge >= total][: 3 if total < 33 else 1]
     return st.sampled_from((0, 0, 1, *edges))
 
 
@@ -290,8 +294,6 @@ def _shapes(backend: str, num_tokens: int) -> st.SearchStrategy[Mapping[str, int
     if backend == "gpu":
         return st.sampled_from((None, None, None, *GPU_SHAPES))
     one_in = [1 << max(0, -(-num_tokens // programs) - 1).bit_length() for programs in (2, 3, 5)]
-    shapes = [
-        {"rows_per_program": rows, "count_rows": count, "page_chunk": pages, "width_chunk": width, "tail_chunk": tail}
-        for rows, count, pages, width, tail in zip(one_in, (16, 4, 64), (2, 1, 4), (64, 256, 128), (1024, 4096, 32), strict=True)
-    ]
+    sizes = zip(one_in, (16, 4, 64), (2, 1, 4), (64, 256, 128), (1024, 4096, 32), strict=True)
+    shapes = [dict(zip(SHAPE_FIELDS[:5], size, strict=True)) for size in sizes]
     return st.sampled_from((None, None, None, *shapes))

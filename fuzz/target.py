@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..spec import ArgumentError
 
 BACKENDS = ("gpu", "interpreter")
 KERNEL = "swa_decode_meta.kernel:launch"
+# The fields of kernel.LaunchShape, named here since this module must load without torch and triton.
+SHAPE_FIELDS = ("rows_per_program", "count_rows", "page_chunk", "width_chunk", "tail_chunk", "num_warps")
 
 
 @dataclass(frozen=True)
@@ -38,3 +42,17 @@ def parse_target(text: str) -> Target:
     if not re.fullmatch(r"\w+(\.\w+)*", module) or not function.isidentifier():
         raise ArgumentError("target", "kernel or package.module:function, with @gpu or @interpreter if wanted", repr(text))
     return Target(text, module, function, backend)
+
+
+def check_shape(target: Mapping[str, Any]) -> None:
+    """Check the `shape` of a case file's target, if it has one, before it reaches the kernel. Raises ArgumentError."""
+    shape = target.get("shape")
+    if shape is None:
+        return
+    if not isinstance(shape, dict):
+        raise ArgumentError("target.shape", "an object", repr(shape)[:60])
+    for key, value in shape.items():
+        if key not in SHAPE_FIELDS:
+            raise ArgumentError("target.shape", f"fields among {', '.join(SHAPE_FIELDS)}", repr(key)[:60])
+        if type(value) is not int or not 1 <= value <= 2**15 or value & (value - 1):
+            raise ArgumentError(f"target.shape.{key}", "a power of two up to 2**15", repr(value)[:60])

@@ -1,4 +1,4 @@
-"""launch() on the host: every bad argument is refused before a byte is written, every honest one is accepted."""
+"""launch() on the host: a bad argument is refused before a byte is written, an honest one is accepted."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
 from swa_decode_meta.kernel import LaunchShape, launch  # noqa: E402
 from swa_decode_meta.oracle import plain  # noqa: E402
 from swa_decode_meta.spec import (  # noqa: E402
@@ -29,6 +27,7 @@ from swa_decode_meta.spec import (  # noqa: E402
     Batch,
     SwaDecodeMetaError,
 )
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 # `swa_decode_meta.kernel.launch` is the function; the module of that name is found by import alone.
 module = importlib.import_module("swa_decode_meta.kernel.launch")
@@ -108,7 +107,8 @@ def poisoned(shape: Sequence[int], dtype: Any, device: str) -> Any:
 
 def storage_bytes(tensor: Any) -> Any:
     """All bytes of the memory that `tensor` is a view of."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    whole: Any = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return whole.set_(tensor.untyped_storage())
 
 
 def strided(shape: Sequence[int], stride: Sequence[int], dtype: Any, device: str) -> Any:
@@ -120,7 +120,13 @@ def strided(shape: Sequence[int], stride: Sequence[int], dtype: Any, device: str
 def arguments_for(batch: Batch, device: str) -> Arguments:
     """The arguments of launch(), as vLLM has them: contiguous, without spare room, outputs poisoned."""
     T, width = batch.num_tokens, batch.width
-    shapes = {"is_valid": (T,), "indices": (T, 1, width), "lens": (T,), "ragged": (T * width,), "indptr": (T + 1,)}
+    shapes = {
+        "is_valid": (T,),
+        "indices": (T, 1, width),
+        "lens": (T,),
+        "ragged": (T * width,),
+        "indptr": (T + 1,),
+    }
     arguments: Arguments = {}
     for name in SIGNATURE:
         if name in INPUTS:
@@ -152,7 +158,7 @@ def refused(arguments: Arguments, *names: str, error: type[SwaDecodeMetaError] =
     message = str(caught.value)
     assert len(message.splitlines()) == 1
     assert len(message) < 500
-    if error is ArgumentError:
+    if isinstance(caught.value, ArgumentError):
         assert caught.value.argument in names
         assert caught.value.argument in message
     return caught.value
@@ -175,24 +181,28 @@ def compare(batch: Batch, arguments: Arguments, before: dict[str, bytes]) -> Non
     expected["lens"] = np.concatenate([expected["lens"], np.zeros(written["lens"] - T, np.int32)])
     for name, wanted in expected.items():
         assert outputs[name][: written[name]].cpu().numpy().tolist() == wanted.tolist(), name
-    # What of each memory must have stayed: all but the written elements, which are masked by a walk of their indices.
+    # All bytes but those of the written elements must have stayed, between and behind the rows too.
     after = snapshot(arguments)
     shared: dict[int, Any] = {}
     for name in OUTPUTS:
         tensor = arguments[name]
         if tensor.numel():
-            mask = shared.setdefault(tensor.untyped_storage().data_ptr(), np.ones(len(before[name]), np.bool_))
+            mask = shared.setdefault(
+                tensor.untyped_storage().data_ptr(), np.ones(len(before[name]), np.bool_)
+            )
             size = tensor.element_size()
             bytes_of = np.arange(len(mask)).reshape(-1, size)
             walk = torch.arange(len(mask) // size)
-            at = torch.as_strided(walk, tensor.shape, tensor.stride(), tensor.storage_offset())[: written[name]]
+            at = torch.as_strided(walk, tensor.shape, tensor.stride(), tensor.storage_offset())[
+                : written[name]
+            ]
             mask[bytes_of[at.numpy().reshape(-1)].reshape(-1)] = False
     for name, old in before.items():
         mask = shared.get(arguments[name].untyped_storage().data_ptr(), np.ones(len(old), np.bool_))
         assert [i for i in np.flatnonzero(mask[: len(old)]) if old[i] != after[name][i]] == [], name
 
 
-# ------------------------------------------------------------------------------------------- refused: each tensor
+# --------------------------------------------------------------------------------------- refused: each tensor
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -208,7 +218,9 @@ def test_what_is_no_tensor_is_refused(name: str, make: Callable[[Any], Any], dev
 
 
 @pytest.mark.parametrize("name", TENSORS)
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64", "uint32"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64", "uint32"]
+)
 def test_a_wrong_dtype_is_refused(name: str, dtype: str, device: str) -> None:
     if dtype == TENSORS[name].dtype:
         assert DTYPES[name] == getattr(torch, dtype)
@@ -285,7 +297,9 @@ def test_a_wrong_shape_is_refused(name: str, shape: tuple[int, ...], device: str
 
 
 @pytest.mark.parametrize("requests", [2, 4, 0])
-def test_seq_lens_of_another_number_of_requests_is_refused_with_query_start_loc(requests: int, device: str) -> None:
+def test_seq_lens_of_another_number_of_requests_is_refused_with_query_start_loc(
+    requests: int, device: str
+) -> None:
     """R is the length of seq_lens; query_start_loc has to match it."""
     arguments = arguments_for(a_batch(), device)
     arguments["seq_lens"] = poisoned((requests,), torch.int32, device)
@@ -322,19 +336,37 @@ def test_a_last_axis_that_repeats_one_element_is_refused(name: str, device: str)
         ((9, 5), (4, 1)),
     ],
 )
-def test_rows_of_indices_that_overlap_are_refused(shape: tuple[int, ...], stride: tuple[int, ...], device: str) -> None:
+def test_rows_of_indices_that_overlap_are_refused(
+    shape: tuple[int, ...], stride: tuple[int, ...], device: str
+) -> None:
     arguments = arguments_for(a_batch(), device)
     arguments["indices"] = strided(shape, stride, torch.int32, device)
     refused(arguments, "indices")
 
 
-# -------------------------------------------------------------------------------------------- refused: each scalar
+# --------------------------------------------------------------------------------------- refused: each scalar
 
 
 @pytest.mark.parametrize("name", ["num_tokens", "window_size", "block_size"])
 @pytest.mark.parametrize(
     "value",
-    [True, False, np.True_, 1.0, 4.0, np.float32(4), "4", None, [4], (4,), 4 + 0j, -1, -(2**63), -(2**70), b"4"],
+    [
+        True,
+        False,
+        np.True_,
+        1.0,
+        4.0,
+        np.float32(4),
+        "4",
+        None,
+        [4],
+        (4,),
+        4 + 0j,
+        -1,
+        -(2**63),
+        -(2**70),
+        b"4",
+    ],
     ids=repr,
 )
 def test_a_scalar_that_is_no_integer_or_negative_is_refused(name: str, value: Any, device: str) -> None:
@@ -349,7 +381,11 @@ def test_a_window_or_page_of_0_positions_is_refused(name: str, device: str) -> N
 @pytest.mark.parametrize("name", ["num_tokens", "window_size", "block_size", "noncausal"])
 def test_a_tensor_as_a_scalar_is_refused(name: str, device: str) -> None:
     """On a GPU its value has to be fetched, which waits for the device: launch() promises not to."""
-    for value in (torch.tensor(4, device=device), torch.tensor([4], device=device), torch.tensor(True, device=device)):
+    for value in (
+        torch.tensor(4, device=device),
+        torch.tensor([4], device=device),
+        torch.tensor(True, device=device),
+    ):
         refused({**arguments_for(a_batch(), device), name: value}, name)
 
 
@@ -390,7 +426,7 @@ def test_a_missing_argument_is_a_type_error(absent: str, device: str) -> None:
     assert snapshot(arguments) == {name: old for name, old in before.items() if name != absent}
 
 
-# ----------------------------------------------------------------------------------------- refused: where they lie
+# ------------------------------------------------------------------------------------ refused: where they lie
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -422,7 +458,7 @@ def test_a_device_error_is_told_before_a_shape_error(device: str) -> None:
 
 
 def overlapping(first: Any, second: Any) -> tuple[Any, Any]:
-    """Copies of two contiguous tensors in one memory, the last bytes of the first being first of the second."""
+    """Copies of two contiguous tensors in one memory: where the first ends, the second has begun."""
     size, other = first.numel() * first.element_size(), second.numel() * second.element_size()
     start = (size - 1) // 8 * 8
     memory = poisoned((start + max(size - start, other) + 8,), torch.uint8, first.device)
@@ -439,7 +475,9 @@ OVERLAPS = [pair for pair in combinations(TENSORS, 2) if set(pair) & set(OUTPUTS
 
 @pytest.mark.parametrize(("one", "other"), OVERLAPS)
 @pytest.mark.parametrize("reverse", [False, True])
-def test_an_output_that_overlaps_another_tensor_is_refused(one: str, other: str, reverse: bool, device: str) -> None:
+def test_an_output_that_overlaps_another_tensor_is_refused(
+    one: str, other: str, reverse: bool, device: str
+) -> None:
     """One program would overwrite what another has yet to read, and the outcome would hang on their order."""
     first, second = (other, one) if reverse else (one, other)
     arguments = arguments_for(a_batch(), device)
@@ -450,7 +488,7 @@ def test_an_output_that_overlaps_another_tensor_is_refused(one: str, other: str,
 
 
 @pytest.mark.parametrize("other", ["lens", "indptr", "ragged", "seq_lens", "token_to_req", "query_start_loc"])
-@pytest.mark.parametrize("start", [0, 3, 9, 14, 19], ids=lambda i: f"at {i}")
+@pytest.mark.parametrize("start", [0, 3, 9, 16, 22], ids=lambda i: f"at {i}")
 def test_a_tensor_within_the_rows_of_strided_indices_is_refused(other: str, start: int, device: str) -> None:
     """Rows 5 wide every 9 elements, and another tensor that reaches into one of them: gaps are no excuse."""
     arguments = arguments_for(a_batch(), device)
@@ -487,7 +525,7 @@ def test_an_expanded_block_table_that_overlaps_an_output_is_refused(name: str, d
     refused(arguments, name)
 
 
-# ------------------------------------------------------------------------------------------------ refused: the shape
+# ----------------------------------------------------------------------------------------- refused: the shape
 
 
 @pytest.mark.parametrize(
@@ -511,7 +549,7 @@ def test_a_launch_shape_that_is_no_power_of_two_is_refused(field: str, value: An
     assert len(str(caught.value).splitlines()) == 1
 
 
-# ------------------------------------------------------------------------------------------------------- accepted
+# --------------------------------------------------------------------------------------------------- accepted
 
 
 def test_the_signature_is_that_of_vllm_and_the_shape_is_by_keyword_only() -> None:
@@ -541,7 +579,8 @@ def test_noncausal_is_false_when_it_is_left_out(device: str) -> None:
 
 
 def test_nothing_is_returned(device: str) -> None:
-    assert launch(**arguments_for(a_batch(), device)) is None
+    call: Callable[..., object] = launch
+    assert call(**arguments_for(a_batch(), device)) is None
 
 
 @pytest.mark.parametrize(
@@ -606,13 +645,17 @@ def test_a_table_of_one_row_repeated_is_accepted(device: str) -> None:
 def test_a_table_whose_rows_overlap_is_accepted(device: str) -> None:
     """It is only read."""
     batch = a_batch(block_table=[[5, 9, 4, 8], [9, 4, 8, 1], [4, 8, 1, 2]])
-    table = torch.as_strided(torch.tensor([5, 9, 4, 8, 1, 2], dtype=torch.int32, device=device), (3, 4), (1, 1))
+    table = torch.as_strided(
+        torch.tensor([5, 9, 4, 8, 1, 2], dtype=torch.int32, device=device), (3, 4), (1, 1)
+    )
     check(batch, {**arguments_for(batch, device), "block_table": table})
 
 
 @pytest.mark.parametrize("rows", [3, 5])
 @pytest.mark.parametrize("noncausal", [False, True])
-def test_a_table_without_columns_is_accepted_and_has_no_slots(rows: int, noncausal: bool, device: str) -> None:
+def test_a_table_without_columns_is_accepted_and_has_no_slots(
+    rows: int, noncausal: bool, device: str
+) -> None:
     batch = a_batch(block_table=np.zeros((rows, 0), np.int32), noncausal=noncausal)
     arguments = arguments_for(batch, device)
     assert arguments["block_table"].shape == (rows, 0)
@@ -626,7 +669,9 @@ EMPTY = {"query_start_loc": [0], "seq_lens": [], "replay_start": []}
 @pytest.mark.parametrize("columns", [0, 4])
 @pytest.mark.parametrize("noncausal", [False, True])
 @pytest.mark.parametrize("tokens", [0, 4])
-def test_a_batch_without_requests_is_accepted(columns: int, noncausal: bool, tokens: int, device: str) -> None:
+def test_a_batch_without_requests_is_accepted(
+    columns: int, noncausal: bool, tokens: int, device: str
+) -> None:
     table = np.zeros((0, columns), np.int32)
     batch = a_batch(num_tokens=tokens, block_table=table, noncausal=noncausal, **EMPTY)
     check(batch, arguments_for(batch, device))
@@ -634,7 +679,9 @@ def test_a_batch_without_requests_is_accepted(columns: int, noncausal: bool, tok
 
 @pytest.mark.parametrize("noncausal", [False, True])
 @pytest.mark.parametrize("room", [0, 3])
-def test_a_batch_without_tokens_writes_indptr_and_the_tail_of_lens(noncausal: bool, room: int, device: str) -> None:
+def test_a_batch_without_tokens_writes_indptr_and_the_tail_of_lens(
+    noncausal: bool, room: int, device: str
+) -> None:
     batch = a_batch(num_tokens=0, noncausal=noncausal)
     arguments = arguments_for(batch, device)
     arguments |= {
@@ -699,7 +746,9 @@ def test_numpy_integers_and_bools_are_accepted_as_scalars(kind: Callable[[int], 
 @pytest.mark.parametrize("value", [2**31 - 1, 2**31, 2**34, 2**34 + 1, 2**40 + 1, 2**63, 2**70])
 @pytest.mark.parametrize("name", ["window_size", "block_size"])
 @pytest.mark.parametrize("noncausal", [False, True])
-def test_a_window_or_page_of_any_size_is_accepted(name: str, value: int, noncausal: bool, device: str) -> None:
+def test_a_window_or_page_of_any_size_is_accepted(
+    name: str, value: int, noncausal: bool, device: str
+) -> None:
     batch = a_batch(**{name: value}, noncausal=noncausal, block_table=[[0, 1], [0, 1], [1, 0]])
     check(batch, arguments_for(batch, device))
 
@@ -727,9 +776,9 @@ def test_indices_interleaved_with_the_block_table_are_accepted(device: str) -> N
 
 def test_an_output_in_the_gap_between_rows_of_indices_is_accepted(device: str) -> None:
     batch = a_batch()
-    memory = poisoned((4, 16), torch.int32, device)
+    memory = poisoned((4, 10), torch.int32, device)
     arguments = arguments_for(batch, device)
-    arguments |= {"indices": memory[:, :5], "lens": memory[0, 5:9], "indptr": memory[2, 11:16]}
+    arguments |= {"indices": memory[:, :5], "lens": memory[0, 5:9], "indptr": memory[2, 5:]}
     check(batch, arguments)
 
 
@@ -773,7 +822,7 @@ def test_no_launch_shape_changes_the_result(shape: LaunchShape, noncausal: bool,
     check(batch, arguments, shape=shape)
 
 
-# ------------------------------------------------------------------------------------------------ what a call does
+# ------------------------------------------------------------------------------------------- what a call does
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_tokens": 0}, {"noncausal": True}])
@@ -816,8 +865,10 @@ class Counting(TorchDispatchMode):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_tokens": 0}, {"noncausal": True}, EMPTY | {"block_table": []}])
-def test_no_torch_operator_runs_in_a_call(changes: Arguments, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator is a second kernel or a copy. Triton's interpreter runs some of its own, so the kernel is left out."""
+def test_no_torch_operator_runs_in_a_call(
+    changes: Arguments, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator is a kernel or a copy of its own. The interpreter runs some: the kernel is left out."""
     launched: list[Any] = []
     monkeypatch.setattr(type(module.decode_meta_kernel), "run", lambda *args, **kwargs: launched.append(args))
     arguments = arguments_for(a_batch(**changes), device)

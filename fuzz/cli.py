@@ -1,0 +1,176 @@
+"""The command line, `swa-decode-meta`. Exit codes: 0 nothing found, 1 a failure found, 2 misuse, 3 a fault of the
+harness or the oracles, 4 the backend is absent.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ..spec import ArgumentError, BackendError, CaseFileError
+
+FOUND, MISUSE, HARNESS, ABSENT = 1, 2, 3, 4
+PROFILES = ("serving", "legal", "hostile")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class _Seconds(click.ParamType):
+    """A time: a number, or a number with s, m or h."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", str(value).strip())
+        seconds = float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"] if match else 0.0
+        if not 0 < seconds < 1e9:
+            self.fail(f"{value!r} is not a time such as 60s, 10m or 8h", param, ctx)
+        return seconds
+
+
+def _target_option(command: _F) -> _F:
+    return click.option(
+        "--target",
+        default="kernel",
+        show_default=True,
+        metavar="TARGET",
+        help="kernel, or package.module:function with the signature of vLLM's launch; @gpu or @interpreter after it.",
+    )(command)
+
+
+def _hang_option(command: _F) -> _F:
+    return click.option(
+        "--hang", default="30s", type=_Seconds(), show_default=True, help="A launch without an answer for so long hangs."
+    )(command)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="swa-decode-meta")
+def cli() -> None:
+    """Hold a sliding-window decode metadata kernel to its executable specification.
+
+    Exit codes: 0 nothing found, 1 a failure found, 2 misuse, 3 a fault of the harness or the oracles,
+    4 the backend (torch, triton, a GPU) is absent.
+    """
+
+
+@cli.command()
+@_target_option
+@click.option("--time", "seconds", type=_Seconds(), help="Stop after this time: 60s, 10m, 8h. [default: 60s]")
+@click.option("--examples", type=click.IntRange(1), help="Stop after so many cases instead.")
+@click.option("--profile", type=click.Choice([*PROFILES, "all"]), default="all", show_default=True)
+@click.option("--seed", type=click.IntRange(0), help="Draw the same cases again. [default: a new one]")
+@click.option("--workers", type=click.IntRange(1, 1024), help="Processes side by side. [default: one a core, at most 8]")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the campaign. [default: campaigns/DATE-TIME]")
+@_hang_option
+def fuzz(
+    target: str,
+    seconds: float | None,
+    examples: int | None,
+    profile: str,
+    seed: int | None,
+    workers: int | None,
+    out: Path | None,
+    hang: float,
+) -> int:
+    """Fuzz a target: draw batches, diff what it writes against the oracle, shrink and save what fails."""
+    _need_hypothesis()
+    from .campaign import Campaign
+    from .runner import Runner
+    from .target import parse_target
+
+    parsed = parse_target(target)
+    Runner(parsed, hang).close()  # misuse and a missing backend show here, before anything is made
+    workers = workers or min(8, os.cpu_count() or 1)
+    if examples is not None:
+        workers = min(workers, examples)
+    campaign = Campaign(
+        target=parsed,
+        profiles=PROFILES if profile == "all" else (profile,),
+        seed=secrets.randbits(32) if seed is None else seed,
+        workers=workers,
+        seconds=60.0 if seconds is None and examples is None else seconds,
+        examples=examples,
+        folder=out or Path("campaigns") / datetime.now().strftime("%Y%m%d-%H%M%S-%f"),
+        hang_seconds=hang,
+    )
+    click.echo(f"campaign {campaign.folder}: target {target}, seed {campaign.seed}, {workers} workers")
+    return campaign.run(click.echo, sys.stderr if sys.stderr.isatty() else None).exit_code
+
+
+@cli.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="FILE...")
+@_target_option
+@_hang_option
+def replay(paths: tuple[Path, ...], target: str, hang: float) -> int:
+    """Run case files, or folders of them, on a target: FIXED, FAILED with the difference, or ERROR."""
+    from .replay import replay as run
+    from .target import parse_target
+
+    return run(parse_target(target), paths, hang, click.echo)
+
+
+@cli.command()
+@click.argument("path", type=click.Path(exists=True, path_type=Path), metavar="FILE")
+def show(path: Path) -> int:
+    """Draw the batches of a case file: positions, pages, windows, replay starts, holes, and the rows expected."""
+    from .replay import read
+    from .show import draw
+
+    click.echo("\n\n".join(draw(case) for case in read(path)))
+    return 0
+
+
+@cli.command()
+@click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="[FILE]...")
+@click.option("--time", "seconds", type=_Seconds(), default="20s", show_default=True, help="How long to draw batches.")
+@click.option("--full", is_flag=True, help="Compare the oracles on the whole exhaustive preset (minutes).")
+def check(paths: tuple[Path, ...], seconds: float, full: bool) -> int:
+    """Check the oracles against each other, and case files against both. Needs neither torch nor a GPU."""
+    _need_hypothesis()
+    from .check import run
+
+    return run(paths, seconds, click.echo, full=full)
+
+
+def _need_hypothesis() -> None:
+    try:
+        import hypothesis  # noqa: F401
+    except ImportError:
+        raise BackendError("hypothesis is not installed; install the fuzz extra: pip install 'swa-decode-meta[fuzz]'") from None
+
+
+def main() -> None:
+    """The console command."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return MISUSE
+    except BackendError as error:
+        click.echo(f"error: {error}", err=True)
+        return ABSENT
+    except (ArgumentError, CaseFileError) as error:
+        click.echo(f"error: {error}", err=True)
+        return MISUSE
+    except Exception as error:
+        if os.environ.get("SWA_DECODE_META_TRACEBACK"):
+            raise
+        words = f"{type(error).__name__}: {error}".splitlines()[0]
+        click.echo(f"harness error: {words} (SWA_DECODE_META_TRACEBACK=1 shows where)", err=True)
+        return HARNESS
+    return int(code or 0)

@@ -1,0 +1,57 @@
+"""The case in flight, on disk before its launch: if everything dies, the file names the batch.
+
+Binary, since it is written for every launch; `swa-decode-meta replay` reads it as it reads a case file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..spec import INPUTS, ArgumentError, Batch, BufferLayout, Case, CaseFileError
+
+_SCALARS = ("num_tokens", "window_size", "block_size", "width", "noncausal")
+
+
+class Journal:
+    """A file that always holds the last case written to it, whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = path.with_suffix(".tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, case: Case) -> None:
+        """Replace the file's case. Raises OSError."""
+        note = {name: getattr(case.batch, name) for name in _SCALARS}
+        note |= {"buffers": asdict(case.buffers), "target": dict(case.target)}
+        arrays: Mapping[str, Any] = case.batch.inputs()
+        with open(self._temporary, "wb") as file:
+            np.savez(file, note=np.frombuffer(json.dumps(note).encode(), np.uint8), **arrays)
+        os.replace(self._temporary, self.path)
+
+    def close(self) -> None:
+        """Remove the file: nothing is in flight any more."""
+        self.path.unlink(missing_ok=True)
+        self._temporary.unlink(missing_ok=True)
+
+
+def read_journal(path: Path) -> Case:
+    """The case that a journal holds. Raises CaseFileError."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            note = json.loads(archive["note"].tobytes())
+            inputs = {name: archive[name] for name in INPUTS}
+        scalars = {name: note[name] for name in _SCALARS}
+        return Case(Batch(**scalars, **inputs), BufferLayout(**note["buffers"]), target=note["target"])
+    except OSError as error:
+        raise CaseFileError(path, "", f"cannot be read: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, ArgumentError) as error:
+        raise CaseFileError(path, "", f"is not a whole journal: {str(error).splitlines()[0]}") from None
