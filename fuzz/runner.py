@@ -12,14 +12,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 from ..spec import ArgumentError, BackendError
 from .child import Done, Job, Raised, Ready, Unusable
 from .target import Target
 
 START_SECONDS = 180.0  # importing torch from a cold disk, making a GPU context
-COMPILE_SECONDS = 120.0  # on top of the hang limit, for a launch that may have to compile
+COMPILE_SECONDS = 60.0  # on top of the hang limit, on a GPU, where any launch may have to compile
 
 
 # Imported and not run with -m: what crosses the socket must have one module name at both ends.
@@ -54,7 +53,6 @@ class Runner:
     def __init__(self, target: Target, hang_seconds: float = 30.0) -> None:
         """Raises ArgumentError when the target cannot be loaded, BackendError when its backend is absent."""
         self.target, self.hang_seconds = target, hang_seconds
-        self._seen: set[Any] = set()
         self._start()
 
     def __enter__(self) -> Runner:
@@ -77,14 +75,12 @@ class Runner:
         """Run one launch. After a death, a hang or an error on a GPU the next one has a fresh process."""
         if self._process.poll() is not None:
             self._restart()
-        variant = (job.noncausal, job.block_size, job.shape and tuple(job.shape.items()), len(self._seen) < 1)
-        limit = self.hang_seconds + (COMPILE_SECONDS if variant not in self._seen else 0.0)
-        self._seen.add(variant)
+        limit = self.hang_seconds + (COMPILE_SECONDS if self.backend == "gpu" else 0.0)
         try:
             self._connection.send(job)
             if not self._connection.poll(limit):
                 self._kill()
-                return Hung(self.hang_seconds)
+                return Hung(limit)
             answer: Done | Raised = self._connection.recv()
         except (EOFError, OSError):
             self._process.wait()
@@ -138,7 +134,6 @@ class Runner:
     def _restart(self) -> None:
         self._connection.close()
         self._stderr.close()
-        self._seen.clear()
         try:
             self._start()
         except (ArgumentError, BackendError) as error:  # it loaded before

@@ -71,7 +71,7 @@ def cases(profile: str, backend: str = "interpreter") -> st.SearchStrategy[Case]
 def _cases(draw: st.DrawFn, profile: str, backend: str) -> Case:
     geometry = draw(_geometries(profile))
     window, block_size = geometry.window, geometry.block_size
-    fewest = draw(st.sampled_from(_FEWEST_REQUESTS[profile]))
+    fewest = min(draw(st.sampled_from(_FEWEST_REQUESTS[profile])), geometry.most_requests)
     requests = draw(st.lists(_requests(geometry), min_size=fewest, max_size=geometry.most_requests))
     query_lens = np.array([request.query_len for request in requests], np.int64)
     total = int(query_lens.sum())
@@ -132,7 +132,7 @@ def _cases(draw: st.DrawFn, profile: str, backend: str) -> Case:
     if poison is not None:
         unseen = ~vectorised.dependencies(batch).block_table
         batch = Batch(**scalars, **{**inputs, "block_table": np.where(unseen, np.int32(poison), table)})
-    shape = draw(_shapes(backend, T))
+    shape = draw(_shapes(backend, batch))
     return Case(batch, draw(_layouts()), target={"backend": backend, "shape": dict(shape)} if shape else {})
 
 
@@ -145,9 +145,9 @@ def _geometries(draw: st.DrawFn, profile: str) -> Geometry:
     window = draw(_edges_or_any(WINDOWS, 1, 200))
     block_size = draw(_edges_or_any((*BLOCK_SIZES, 2**31 - 1, 2**31, 2**40), 1, 130))
     longest = draw(st.sampled_from((window + 3 * min(block_size, 200), 4 * window + 40, 1200)))
-    ordinary = (1, 0, 2, 3, 5, 6, 17, 33, 66)
-    query_lens = draw(st.sampled_from((*(ordinary,) * 15, (1, 515, 1030))))
-    return Geometry(window, block_size, noncausal, longest, 12, query_lens)
+    if draw(st.integers(0, 15)) == 15:  # rarely: rows in plenty, of few requests
+        return Geometry(window, block_size, noncausal, longest, 2, (1, 515, 1030))
+    return Geometry(window, block_size, noncausal, longest, 12, (1, 0, 2, 3, 5, 6, 17, 33, 66))
 
 
 @lru_cache(maxsize=256)
@@ -285,15 +285,24 @@ def _layouts() -> st.SearchStrategy[BufferLayout]:
     )
 
 
-@lru_cache(maxsize=4096)
-def _shapes(backend: str, num_tokens: int) -> st.SearchStrategy[Mapping[str, int] | None]:
+# For the interpreter: into how many parts to cut the rows of a launch, the rows counted, the pages and columns of a row.
+_INTERPRETER_PARTS = ((2, 3, 2, 1), (3, 1, 1, 2), (5, 2, 3, 3))
+
+
+def _shapes(backend: str, batch: Batch) -> st.SearchStrategy[Mapping[str, int] | None]:
     """Ways to cut the launch into programs; None leaves it to the kernel.
 
-    The interpreter pays for each program, so there the rows are cut into a few; a GPU pays for each kernel it compiles.
+    The interpreter pays for each step, so there everything is cut into a few; a GPU pays for each kernel it compiles.
     """
     if backend == "gpu":
         return st.sampled_from((None, None, None, *GPU_SHAPES))
-    one_in = [1 << max(0, -(-num_tokens // programs) - 1).bit_length() for programs in (2, 3, 5)]
-    sizes = zip(one_in, (16, 4, 64), (2, 1, 4), (64, 256, 128), (1024, 4096, 32), strict=True)
-    shapes = [dict(zip(SHAPE_FIELDS[:5], size, strict=True)) for size in sizes]
+    sizes = (batch.num_tokens, batch.num_tokens, (batch.width - 1) // batch.block_size + 2, batch.width)
+    shapes = []
+    for parts in _INTERPRETER_PARTS:
+        chunks = [_power_of_two(-(-size // part)) for size, part in zip(sizes, parts, strict=True)]
+        shapes.append(dict(zip(SHAPE_FIELDS, (*chunks, 2 * TAIL_CHUNK), strict=False)))
     return st.sampled_from((None, None, None, *shapes))
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()

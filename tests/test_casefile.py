@@ -191,6 +191,8 @@ ROUND_TRIPS: dict[str, Case] = {
             slot_mapping=[INT64_MAX, INT64_MIN, 0],
         )
     ),
+    "the longest name": Case(a_batch(), name="x" * 10_000, reported_in="\n" * 10_000),
+    "as many entries as a file may have": Case(a_batch(num_tokens=2, width=2**25)),
     "the widest empty batch": Case(
         a_batch(num_tokens=0, width=INT32_MAX),
         expected=plain.decode_meta(a_batch(num_tokens=0, width=INT32_MAX)),
@@ -746,6 +748,19 @@ def test_a_directory_cannot_be_written_over(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     unwritten(tmp_path / "folder")
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_case_larger_than_a_file_may_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(casefile, "MAX_FILE_BYTES", len(dump_case(ROUND_TRIPS["full"])))
+    path = tmp_path / "case.json"
+    save_case(path, ROUND_TRIPS["full"])
+    assert_same(load_case(path), ROUND_TRIPS["full"])
+    monkeypatch.setattr(casefile, "MAX_FILE_BYTES", len(dump_case(ROUND_TRIPS["full"])) - 1)
+    refused(path)
+    path.unlink()
+    with pytest.raises(CaseFileError):
+        save_case(path, ROUND_TRIPS["full"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_pipe_or_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:

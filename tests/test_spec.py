@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from swa_decode_meta.spec import (
     INT64_MIN,
     TENSORS,
     ArgumentError,
+    BackendError,
     Batch,
+    CaseFileError,
     IllegalBatchError,
     Result,
     SwaDecodeMetaError,
@@ -344,6 +347,24 @@ def test_the_largest_sizes_that_indptr_can_count_are_accepted(tokens: int, width
     assert Batch(**arguments(num_tokens=tokens, width=width)).width == width
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ArgumentError("width", "an integer", [1.5]),
+        IllegalBatchError("L1", "query_start_loc[0]", "is 3, not 0"),
+        CaseFileError("case.json", "width", "is missing"),
+        BackendError("there is no GPU"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_passes_from_one_process_to_another(error: SwaDecodeMetaError) -> None:
+    """An exception that cannot be unpickled breaks the pool whose worker raised it, and its words are lost."""
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
 def test_a_masked_array_does_not_smuggle_missing_values_into_a_batch() -> None:
     """A masked entry reads as None; the oracle, which must never raise, would raise on it."""
     masked = np.ma.MaskedArray([9, 4, 6], mask=[True, False, False], dtype=np.int32)
@@ -553,6 +574,21 @@ def test_a_slot_just_inside_int32_is_legal_and_just_outside_is_not(
     assert error is None or (error.rule, error.element) == ("L6", "block_table[0][0]")
     built = plain.decode_meta(batch)
     assert built.indices[0, built.lens[0] - 1] == (page * block_size + offset if fits else -1)
+
+
+@pytest.mark.parametrize("noncausal", [False, True])
+@pytest.mark.parametrize("window", [1, 2, 4, 7])
+@pytest.mark.parametrize("replay", [0, 3, 7])
+def test_a_hole_is_illegal_just_where_a_token_sees_it(noncausal: bool, window: int, replay: int) -> None:
+    """Pages of one position, a hole in each in turn: one position too many or too few at either end fails."""
+    for hole in range(11):
+        one_request = {"query_start_loc": [0, 2], "seq_lens": [9], "replay_start": [replay]}
+        table = [[-1 if k == hole else 5 for k in range(11)]]
+        forms = {"num_tokens": 2, "noncausal": noncausal, "window_size": window, "block_size": 1, "width": 9}
+        error = broken(Batch(**arguments(**one_request, **forms, block_table=table)))
+        seen = range(max(0, 7 - window) if noncausal else max(0, 8 - window, replay), 9)
+        assert (error is not None) == (hole in seen), hole
+        assert error is None or (error.rule, error.element) == ("L6", f"block_table[0][{hole}]")
 
 
 def rules_broken(batch: Batch) -> set[str]:
