@@ -1,0 +1,106 @@
+"""Faults planted in copies of the kernel: what the fuzzer must find.
+
+Each is a textual change to the kernel's own source, made when it is asked for, so that no copy grows stale. From the
+repository's root any of them is a target: `swa-decode-meta fuzz --target tests.planted:window_one_too_long`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import swa_decode_meta.spec
+
+KERNEL = Path(swa_decode_meta.spec.__file__).parents[1] / "kernel"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Replace `old` by `new`, everywhere in `file` of the kernel's folder. within: cases that must suffice to find it."""
+
+    old: str
+    new: str
+    file: str = "decode_meta.py"
+    within: int = 150
+
+
+FAULTS = {
+    "window_one_too_long": Fault("end - window_size, 0)", "end - window_size - 1, 0)"),
+    "window_from_less_than": Fault("tl.maximum(end - first, 0)", "tl.maximum(end - first - 1, 0)"),
+    "replay_clamp_missing": Fault("tl.maximum(tl.maximum(end - window_size, 0), replay)", "tl.maximum(end - window_size, 0)"),
+    "padding_not_masked": Fault("live = valid & (named >= 0)", "live = (named >= 0)"),
+    "request_bound_off_by_one": Fault("(named < num_reqs)", "(named <= num_reqs)"),
+    "negative_request_accepted": Fault("& (named >= 0) &", "&"),
+    "tail_not_zeroed": Fault("mask=tail < lens_size)", "mask=tail < num_tokens)"),
+    "tail_one_too_far": Fault("mask=tail < lens_size)", "mask=tail <= lens_size)"),
+    "page_division": Fault("return position >> block_shift", "return (position + 1) >> block_shift"),
+    "page_division_of_odd_sizes": Fault("return position // block_size", "return (position + 1) // block_size"),
+    "holes_kept": Fault("tl.where((page >= 0) & (slot < 2147483648), slot, -1)", "tl.where(slot < 2147483648, slot, -1)"),
+    "holes_counted": Fault("kept = tl.sum(keep, axis=1)", "kept = length.to(tl.int32)"),
+    "offset_of_the_wrong_row": Fault("t < row0,", "t < row0 - 1,"),
+    "offset_counts_own_row": Fault("t < row0,", "t <= row0,"),
+    "int32_product": Fault(
+        "slot = page * tl.minimum(block_size, 2147483648)",
+        "slot = (page.to(tl.int32) * block_size.to(tl.int32)).to(tl.int64)",
+    ),
+    "slot_bound_missing": Fault("(page >= 0) & (slot < 2147483648)", "(page >= 0)"),
+    "block_form_ends_early": Fault("end = seq_len\n", "end = prefix + t - q0 + 1\n"),
+    "width_cut_missing": Fault("tl.minimum(tl.maximum(end - first, 0), width)", "tl.maximum(end - first, 0)"),
+    "stray_write_after_the_row": Fault("(i < width))", "(i <= width))"),
+    "input_mutated": Fault(
+        "    tl.store(is_valid + t, valid, mask=inside)",
+        "    tl.store(is_valid + t, valid, mask=inside)\n    tl.store(token_to_req + t, 0, mask=inside & (valid == 0))",
+    ),
+    "read_past_the_table": Fault("& (k < columns)", "& (k <= columns)"),
+    "depends_on_the_sentinel": Fault("other=-1) >= 0\n", "other=-1) != -1\n"),
+    "depends_on_a_padded_request": Fault(
+        "length = tl.where(live,", "length = tl.where(live & (tl.load(token_to_req + t + 1, mask=t < 0, other=0) == 0),"
+    ),
+    "indptr_starts_unwritten": Fault("if program == 0:", "if program < 0:"),
+    "never_ends": Fault("chunk += WIDTH_CHUNK", "chunk += 0 * WIDTH_CHUNK"),
+    "nothing_without_rows": Fault("max(1, -(-num_tokens // shape.rows_per_program))", "-(-num_tokens // shape.rows_per_program)", "launch.py"),
+    "table_stride_ignored": Fault("block_table.stride(0),", "block_table.shape[1],", "launch.py"),
+}
+
+
+def source(name: str) -> dict[str, str]:
+    """The files of the faulty copy. Raises KeyError for an unknown fault, ValueError for one that no longer applies."""
+    fault = FAULTS[name]
+    files = {path.name: path.read_text() for path in KERNEL.glob("*.py")}
+    if fault.old not in files[fault.file]:
+        raise ValueError(f"fault {name} no longer applies: {fault.old!r} is not in {fault.file}")
+    files[fault.file] = files[fault.file].replace(fault.old, fault.new)
+    guard = files["__init__.py"].index("if __name__ !=")
+    files["__init__.py"] = files["__init__.py"][:guard] + files["__init__.py"][files["__init__.py"].index("from .launch") :]
+    return {file: text.replace("from ..spec", "from swa_decode_meta.spec") for file, text in files.items()}
+
+
+def build(name: str) -> Callable[..., Any]:
+    """The launch of the faulty copy. Triton reads a kernel's source from its file, so the copy is a real package."""
+    package = f"planted_{name}"
+    if package not in sys.modules:
+        folder = Path(tempfile.mkdtemp(prefix=f"{package}-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        for file, text in source(name).items():
+            (folder / file).write_text(text)
+        spec = importlib.util.spec_from_file_location(package, folder / "__init__.py", submodule_search_locations=[str(folder)])
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[package] = module
+        spec.loader.exec_module(module)
+    launch: Callable[..., Any] = sys.modules[package].launch
+    return launch
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name in FAULTS:
+        return build(name)
+    raise AttributeError(name)
