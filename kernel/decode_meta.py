@@ -315,9 +315,7 @@ def decode_meta_kernel(
 
     i = tl.arange(0, WIDTH_CHUNK)[None, :]
     if ONE_WIDTH_CHUNK:
-        entry = _entries(
-            i, req, first, length, block_table, block_table_stride, columns, block_size, block_shift, POW2
-        )
+        entry = _entries(i, req, first, length, block_table, block_table_stride, columns, block_size, block_shift, POW2)
         tl.store(indices + t[:, None] * indices_stride + i, entry, mask=inside[:, None] & (i < width))
         keep = (entry >= 0).to(tl.int32)
         kept = tl.sum(keep, axis=1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations
+from typing import NamedTuple
 
 import torch
 from triton.runtime.jit import JITFunction
@@ -82,9 +84,11 @@ def launch(
     noncausal = check_flag("noncausal", noncausal)
     device = _check_tensors(tensors, num_tokens)
 
-    width = indices.shape[-1]
+    width = indices.shape[-1] if num_tokens else 1  # without rows, no time for wide ones
     lens_size = lens.shape[0]
     max_pages = (width - 1 + block_size - 1) // block_size + 1
+    if shape is not None and not isinstance(shape, LaunchShape):
+        raise ArgumentError("shape", "a LaunchShape", type(shape).__name__)
     if shape is None:
         if INTERPRETED:
             shape = interpreter_shape(num_tokens, width, max_pages, lens_size - num_tokens)
@@ -134,6 +138,8 @@ def _check_tensors(tensors: dict[str, torch.Tensor], num_tokens: int) -> torch.d
             raise ArgumentError(name, "a torch.Tensor", type(tensor).__name__)
         if tensor.dtype != _EXPECTED_DTYPES[name]:
             raise ArgumentError(name, f"dtype {_EXPECTED_DTYPES[name]}", tensor.dtype)
+        if tensor.layout != torch.strided:
+            raise ArgumentError(name, "a dense tensor", f"layout {tensor.layout}")
     device = tensors["slot_mapping"].device
     for name, tensor in tensors.items():
         if tensor.device != device:
@@ -161,18 +167,42 @@ def _check_tensors(tensors: dict[str, torch.Tensor], num_tokens: int) -> torch.d
 
 def _check_overlap(tensors: dict[str, torch.Tensor]) -> None:
     """Refuse an output that shares memory with another tensor: one would overwrite the other during the launch."""
-    spans = []
+    spans = sorted((rows.begin, rows.end, name, rows) for name, rows in _all_rows(tensors))
+    for (_, end, name, rows), (begin, _, other, others) in combinations(spans, 2):
+        if begin < end and (name in OUTPUTS or other in OUTPUTS) and rows.overlap(others):
+            raise ArgumentError(
+                name if name in OUTPUTS else other, "memory of its own", f"overlap of {name} and {other}"
+            )
+
+
+def _all_rows(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, _Rows]]:
     for name, tensor in tensors.items():
         if tensor.numel():
-            begin = tensor.data_ptr()
-            extent = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-            spans.append((begin, begin + extent * tensor.element_size(), name))
-    spans.sort()
-    for (_, end, name), (begin, _, other) in combinations(spans, 2):
-        # Rows with gaps between them may be interleaved with another tensor's without touching it.
-        if begin < end and (name in OUTPUTS or other in OUTPUTS) and not {name, other} & _gapped(tensors):
-            raise ArgumentError(name if name in OUTPUTS else other, "memory of its own", f"overlap of {name} and {other}")
+            count, step = (tensor.shape[0], tensor.stride(0)) if name in ("indices", "block_table") else (1, 0)
+            size = tensor.element_size()
+            length = (tensor.shape[-1] if count and tensor.ndim > 1 else tensor.numel()) * size
+            yield name, _Rows(tensor.data_ptr(), length, step * size, count if step else 1)
 
 
-def _gapped(tensors: dict[str, torch.Tensor]) -> set[str]:
-    return {name for name in ("indices", "block_table") if tensors[name].stride(0) != tensors[name].shape[-1]}
+class _Rows(NamedTuple):
+    """The bytes that a tensor occupies: `count` rows of `length` bytes, the next one `step` bytes on."""
+
+    begin: int
+    length: int
+    step: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + (self.count - 1) * self.step + self.length
+
+    def overlap(self, other: _Rows) -> bool:
+        """Whether a byte is in both. Rows with gaps between them may lie in the gaps of others."""
+        few, many = sorted((self, other), key=lambda rows: rows.count)
+        for begin in range(few.begin, few.begin + few.count * max(1, few.step), max(1, few.step)):
+            # The first of the many rows that ends after this one begins.
+            at = 0 if many.count == 1 else max(0, (begin - many.begin - many.length) // many.step + 1)
+            start = many.begin + at * many.step
+            if at < many.count and start < begin + few.length and begin < start + many.length:
+                return True
+        return False
