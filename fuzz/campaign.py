@@ -100,7 +100,10 @@ class _Member:
 
 @dataclass(frozen=True)
 class Campaign:
-    """What to run. seconds, examples: limits, either may be None. folder: must not exist, or be empty."""
+    """What to run. seconds, examples: limits, either may be None. folder: must not exist, or be empty.
+
+    until_failure: whether the first failure that is shrunk and confirmed ends the campaign.
+    """
 
     target: Target
     profiles: tuple[str, ...]
@@ -109,6 +112,7 @@ class Campaign:
     seconds: float | None
     examples: int | None
     folder: Path
+    until_failure: bool = False
     shrink_seconds: float = 60.0
     hang_seconds: float = 30.0
 
@@ -177,6 +181,9 @@ class Campaign:
             for member in [m for m in active if m.connection in wait([m.connection for m in active], timeout=0.25)]:
                 if not self._take(member, totals, live):
                     active.remove(member)
+            if self.until_failure and totals.failures:
+                for member in active:
+                    member.tell("a failure was found")
             elapsed = time.monotonic() - started
             if elapsed - written >= LIVE_SECONDS:
                 written = elapsed

@@ -2,6 +2,9 @@
 
 Whatever a target does to its process - abort, fault, hang, scribble - happens here and not to the fuzzer. Started by
 `runner`; protocol: a Target comes in and Ready or Unusable goes out, then for each Job an answer.
+
+On a CPU the process forks once the target is loaded, the fork does the work, and when it dies another takes its place
+at once: torch takes seconds to import, a shrink may need hundreds of deaths. A GPU's context does not survive a fork.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import importlib
 import os
 import resource
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -64,6 +68,13 @@ class Done:
 
 
 @dataclass(frozen=True)
+class Gone:
+    """The process that had the launch ended, with this return code as subprocess has it; another is there."""
+
+    returncode: int
+
+
+@dataclass(frozen=True)
 class Raised:
     """The launch raised."""
 
@@ -83,10 +94,46 @@ def main() -> None:
         target: Target = connection.recv()
         answer, launch = _load(target)
         connection.send(answer)
-        while launch is not None:
-            connection.send(launch(connection.recv()))
+        if isinstance(answer, Ready) and launch is not None:
+            if answer.backend == "gpu":
+                _serve(connection, launch)
+            else:
+                _serve_in_forks(connection, launch)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
+
+
+def _serve(connection: Connection, launch: Callable[[Job], Done | Raised]) -> None:
+    while True:
+        connection.send(launch(connection.recv()))
+
+
+def _serve_in_forks(connection: Connection, launch: Callable[[Job], Done | Raised]) -> None:
+    while not _closed(connection):
+        pid = os.fork()
+        if pid == 0:
+            _die_with_parent()
+            try:
+                _serve(connection, launch)
+            except (EOFError, BrokenPipeError, ConnectionResetError):
+                os._exit(0)
+            except BaseException:  # SystemExit too: what runs at exit belongs to the first process
+                traceback.print_exc()
+                os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        if not _closed(connection):
+            connection.send(Gone(os.waitstatus_to_exitcode(status)))
+
+
+def _closed(connection: Connection) -> bool:
+    """Whether the other end has closed. Takes nothing off the socket."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as peer:
+        try:
+            return not peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
 
 def _die_with_parent() -> None:

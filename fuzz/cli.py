@@ -4,6 +4,7 @@ harness or the oracles, 4 the backend is absent.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -15,14 +16,14 @@ from typing import Any, TypeVar
 
 import click
 
-from ..spec import ArgumentError, BackendError, CaseFileError
+from ..spec import ArgumentError, BackendError, CaseFileError, write_atomically
 
 FOUND, MISUSE, HARNESS, ABSENT = 1, 2, 3, 4
 PROFILES = ("serving", "legal", "hostile")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class _Seconds(click.ParamType):
+class _Seconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in click 8.5, not before
     """A time: a number, or a number with s, m or h."""
 
     name = "time"
@@ -47,7 +48,11 @@ def _target_option(command: _F) -> _F:
 
 def _hang_option(command: _F) -> _F:
     return click.option(
-        "--hang", default="30s", type=_Seconds(), show_default=True, help="A launch without an answer for so long hangs."
+        "--hang",
+        default="30s",
+        type=_Seconds(),
+        show_default=True,
+        help="A launch without an answer for so long hangs.",
     )(command)
 
 
@@ -67,8 +72,11 @@ def cli() -> None:
 @click.option("--examples", type=click.IntRange(1), help="Stop after so many cases instead.")
 @click.option("--profile", type=click.Choice([*PROFILES, "all"]), default="all", show_default=True)
 @click.option("--seed", type=click.IntRange(0), help="Draw the same cases again. [default: a new one]")
-@click.option("--workers", type=click.IntRange(1, 1024), help="Processes side by side. [default: one a core, at most 8]")
+@click.option(
+    "--workers", type=click.IntRange(1, 1024), help="Processes side by side. [default: one a core, at most 8]"
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the campaign. [default: campaigns/DATE-TIME]")
+@click.option("--until-failure", is_flag=True, help="Stop at the first failure, once it is shrunk.")
 @_hang_option
 def fuzz(
     target: str,
@@ -78,6 +86,7 @@ def fuzz(
     seed: int | None,
     workers: int | None,
     out: Path | None,
+    until_failure: bool,
     hang: float,
 ) -> int:
     """Fuzz a target: draw batches, diff what it writes against the oracle, shrink and save what fails."""
@@ -99,6 +108,7 @@ def fuzz(
         seconds=60.0 if seconds is None and examples is None else seconds,
         examples=examples,
         folder=out or Path("campaigns") / datetime.now().strftime("%Y%m%d-%H%M%S-%f"),
+        until_failure=until_failure,
         hang_seconds=hang,
     )
     click.echo(f"campaign {campaign.folder}: target {target}, seed {campaign.seed}, {workers} workers")
@@ -140,11 +150,27 @@ def check(paths: tuple[Path, ...], seconds: float, full: bool) -> int:
     return run(paths, seconds, click.echo, full=full)
 
 
+@cli.command()
+@click.option("--time", "seconds", type=_Seconds(), default="20s", show_default=True, help="How long to measure.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here too.")
+def bench(seconds: float, path: Path | None) -> int:
+    """Time the two oracles side by side."""
+    from .bench import run_oracles, table
+
+    figures = run_oracles(seconds)
+    if path is not None:
+        write_atomically(path, json.dumps(figures, indent=1) + "\n")
+    click.echo(table(figures))
+    return 0
+
+
 def _need_hypothesis() -> None:
     try:
         import hypothesis  # noqa: F401
     except ImportError:
-        raise BackendError("hypothesis is not installed; install the fuzz extra: pip install 'swa-decode-meta[fuzz]'") from None
+        raise BackendError(
+            "hypothesis is not installed; install the fuzz extra: pip install 'swa-decode-meta[fuzz]'"
+        ) from None
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from ..spec import ArgumentError, BackendError
-from .child import Done, Job, Raised, Ready, Unusable
+from .child import Done, Gone, Job, Raised, Ready, Unusable
 from .target import Target
 
 START_SECONDS = 180.0  # importing torch from a cold disk, making a GPU context
@@ -81,13 +81,15 @@ class Runner:
             if not self._connection.poll(limit):
                 self._kill()
                 return Hung(limit)
-            answer: Done | Raised = self._connection.recv()
+            answer: Done | Raised | Gone = self._connection.recv()
         except (EOFError, OSError):
             self._process.wait()
             return Died(_how(self._process.returncode), self._last_words())
         except Exception as error:
             self._kill()
             raise HarnessError(f"the child's answer cannot be read: {type(error).__name__}: {error}") from None
+        if isinstance(answer, Gone):
+            return Died(_how(answer.returncode), self._last_words())
         if isinstance(answer, Raised) and self.backend == "gpu":
             self._kill()  # an illegal access leaves the GPU context unusable
         return answer
@@ -128,7 +130,9 @@ class Runner:
             raise HarnessError(f"the child process ended at its start, {ended}: {words[-1] if words else ''}") from None
         if isinstance(answer, Unusable):
             self.close()
-            raise BackendError(answer.reason) if answer.absent else ArgumentError("target", "one that loads", answer.reason)
+            if answer.absent:
+                raise BackendError(answer.reason)
+            raise ArgumentError("target", "one that loads", answer.reason)
         self._ready = answer
 
     def _restart(self) -> None:
@@ -144,10 +148,14 @@ class Runner:
         self._process.wait()
 
     def _last_words(self) -> str:
-        self._stderr.flush()
-        size = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, size - 4000))
-        return self._stderr.read().decode("utf-8", "replace")
+        """The end of what the child has printed since the last time."""
+        file = self._stderr.fileno()  # the child writes where this end stands, so rewinding rewinds both
+        size = os.lseek(file, 0, os.SEEK_END)
+        os.lseek(file, max(0, size - 4000), os.SEEK_SET)
+        words = os.read(file, 4000)
+        os.ftruncate(file, 0)
+        os.lseek(file, 0, os.SEEK_SET)
+        return words.decode("utf-8", "replace")
 
 
 def _how(returncode: int) -> str:

@@ -94,9 +94,15 @@ def _cases(draw: st.DrawFn, profile: str, backend: str) -> Case:
     spare_requests = draw(st.sampled_from((0, 0, 1, 5)))
     table = _pages(draw(st.sampled_from(_PAGE_STYLES)), R + spare_requests, columns, block_size)
     holes = profile == "hostile"
-    for request, back, style in draw(st.lists(_page_overrides(holes), max_size=3)):
-        if R:
-            r = request % R
+    for request, back, style in draw(st.lists(_overrides(holes), max_size=3)):
+        if not R:
+            break
+        r = request % R
+        if style == "shorter than its query":
+            seq_lens[r] = query_lens[r] - 1
+        elif style == "past the table":
+            seq_lens[r] = min(columns * block_size + 1, INT32_MAX)
+        else:
             k = max(0, (int(seq_lens[r]) - 1) // block_size - back)
             table[r, min(k, columns - 1)] = _page(style, block_size)
 
@@ -114,7 +120,7 @@ def _cases(draw: st.DrawFn, profile: str, backend: str) -> Case:
         "block_table": table,
         "replay_start": np.concatenate([replay_start, np.full(spare_requests, garbage, np.int32)]),
     }
-    scalars = {
+    scalars: dict[str, Any] = {
         "num_tokens": T,
         "window_size": window,
         "block_size": block_size,
@@ -122,6 +128,10 @@ def _cases(draw: st.DrawFn, profile: str, backend: str) -> Case:
         "width": draw(_widths(profile, window, geometry.noncausal, int(query_lens.max(initial=0)))),
     }
     if holes:
+        for t, request in draw(st.lists(st.tuples(st.integers(0, 200), st.sampled_from((R, R + 1, -1))), max_size=2)):
+            if T:
+                token_to_req[t % T] = request
+        inputs["token_to_req"] = token_to_req.astype(np.int32)
         for name, at, value in draw(st.lists(_corruptions(), max_size=6)):
             flat = inputs[name].reshape(-1)
             if flat.size:
@@ -227,10 +237,11 @@ def _page(style: str, block_size: int) -> int:
 
 
 @lru_cache(maxsize=2)
-def _page_overrides(holes: bool) -> st.SearchStrategy[tuple[int, int, str]]:
-    """(request, blocks back from its last, style of page number)."""
+def _overrides(hostile: bool) -> st.SearchStrategy[tuple[int, int, str]]:
+    """(request, blocks back from its last, style of page number); or, hostile, a length that no request may have."""
     legal = ("null", "largest")
-    styles = st.sampled_from(("hole", "deep hole", *legal, "cut", "past", "huge") if holes else legal)
+    pages, lengths = ("hole", "deep hole", *legal, "cut", "past", "huge"), ("shorter than its query", "past the table")
+    styles = st.sampled_from((*pages, *lengths) if hostile else legal)
     return st.tuples(st.integers(0, 63), st.integers(0, 3), styles)
 
 
@@ -262,7 +273,17 @@ def _corruptions() -> st.SearchStrategy[tuple[str, int, int]]:
 @lru_cache(maxsize=1)
 def _hostile_scalars() -> st.SearchStrategy[dict[str, int]]:
     return st.sampled_from(
-        ({}, {}, {}, {}, {}, {"window_size": 2**31 - 1}, {"window_size": 2**40}, {"block_size": 2**31 - 1}, {"block_size": 2**62})
+        (
+            {},
+            {},
+            {},
+            {},
+            {},
+            {"window_size": 2**31 - 1},
+            {"window_size": 2**40},
+            {"block_size": 2**31 - 1},
+            {"block_size": 2**62},
+        )
     )
 
 
@@ -285,7 +306,7 @@ def _layouts() -> st.SearchStrategy[BufferLayout]:
     )
 
 
-# For the interpreter: into how many parts to cut the rows of a launch, the rows counted, the pages and columns of a row.
+# For the interpreter: into how many parts to cut a launch's rows, the rows counted, a row's pages and its columns.
 _INTERPRETER_PARTS = ((2, 3, 2, 1), (3, 1, 1, 2), (5, 2, 3, 3))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, Verbosity, configuration, errors, given, seed, settings
 
-from ..spec import Case, CaseFileError, save_case
+from ..spec import Case, CaseFileError, load_case, save_case
 from .features import features_of
 from .harness import expect, judge
 from .journal import Journal
@@ -134,7 +134,9 @@ class Worker:
                 size = ROUND if orders.examples is None else min(ROUND, self._share(turn))
                 if size <= 0:
                     self.why = f"{orders.examples} cases"
-                elif not self._round(profile, size, random.Random(f"{orders.seed}/{orders.index}/{turn}").getrandbits(64)):
+                elif not self._round(
+                    profile, size, random.Random(f"{orders.seed}/{orders.index}/{turn}").getrandbits(64)
+                ):
                     self._settle()
                 if self.why:
                     break
@@ -258,9 +260,10 @@ class Worker:
         self.progress.doing = f"re-running {self.shrinking}"
         self._report(force=True)
         again = None
+        saved = load_case(path)  # what counts is that the file fails
         for _ in range(RERUNS):
             with Runner(self.orders.target, self.orders.hang_seconds) as fresh:
-                again = judge(case, fresh)
+                again = judge(saved, fresh)
             if again is not None:
                 break
         if again is None:

@@ -77,7 +77,8 @@ def _kept(
 ):
     """Clauses 8, 9 and 11: how many entries each row [N] keeps."""
     start = first[:, None]
-    end = (first + length)[:, None]
+    # No page ends before 0: a row that sees nothing reads nothing, since even its request may have no table row.
+    end = tl.where(length > 0, first + length, 0)[:, None]
     row = (block_table + req * block_table_stride)[:, None]
     k = _block_of(first, block_size, block_shift, POW2)[:, None] + tl.arange(0, PAGE_CHUNK)[None, :]
     if ONE_PAGE_CHUNK:

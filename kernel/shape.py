@@ -50,7 +50,8 @@ def gpu_shape(num_tokens: int, width: int, max_pages: int) -> LaunchShape:
         return LaunchShape(1, 64, page_chunk, width_chunk, 1024, 4)
     if num_tokens <= 512:
         return LaunchShape(2, 256, page_chunk, width_chunk, 1024, 8)
-    return LaunchShape(8, 1024, page_chunk, width_chunk, 1024, 8)
+    # Many rows by many pages at a time would spill registers.
+    return LaunchShape(8, 1024 if page_chunk == 4 else 256, page_chunk, width_chunk, 1024, 8)
 
 
 def interpreter_shape(num_tokens: int, width: int, max_pages: int, lens_tail: int) -> LaunchShape:

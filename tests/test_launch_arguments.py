@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import mmap
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import combinations
 from typing import Any
@@ -16,10 +17,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 from swa_decode_meta.kernel import LaunchShape, launch  # noqa: E402
 from swa_decode_meta.oracle import plain  # noqa: E402
 from swa_decode_meta.spec import (  # noqa: E402
-    INPUTS,
     OUTPUTS,
     TENSORS,
     ArgumentError,
@@ -27,32 +29,21 @@ from swa_decode_meta.spec import (  # noqa: E402
     Batch,
     SwaDecodeMetaError,
 )
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from tests.arguments import (  # noqa: E402
+    DTYPES,
+    POISON,
+    SIGNATURE,
+    Arguments,
+    arguments_for,
+    poisoned,
+    storage_bytes,
+    strided,
+)
 
 # `swa_decode_meta.kernel.launch` is the function; the module of that name is found by import alone.
 module = importlib.import_module("swa_decode_meta.kernel.launch")
 
-SIGNATURE = (
-    "slot_mapping",
-    "is_valid",
-    "indices",
-    "lens",
-    "ragged",
-    "indptr",
-    "query_start_loc",
-    "seq_lens",
-    "token_to_req",
-    "block_table",
-    "replay_start",
-    "num_tokens",
-    "window_size",
-    "block_size",
-    "noncausal",
-)
-DTYPES = {name: getattr(torch, spec.dtype) for name, spec in TENSORS.items()}
 FLAT = tuple(name for name in TENSORS if name not in ("indices", "block_table"))
-POISON = 0x5A
-Arguments = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -96,46 +87,6 @@ def a_batch(**changes: Any) -> Batch:
         "replay_start": [2, 0, 0],
     }
     return Batch(**{**given, **changes})
-
-
-def poisoned(shape: Sequence[int], dtype: Any, device: str) -> Any:
-    """A tensor with every byte set to POISON."""
-    tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
-    storage_bytes(tensor).fill_(POISON)
-    return tensor
-
-
-def storage_bytes(tensor: Any) -> Any:
-    """All bytes of the memory that `tensor` is a view of."""
-    whole: Any = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return whole.set_(tensor.untyped_storage())
-
-
-def strided(shape: Sequence[int], stride: Sequence[int], dtype: Any, device: str) -> Any:
-    """A tensor of this shape and strides in poisoned memory."""
-    size = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if all(shape) else 0
-    return torch.as_strided(poisoned((size,), dtype, device), tuple(shape), tuple(stride))
-
-
-def arguments_for(batch: Batch, device: str) -> Arguments:
-    """The arguments of launch(), as vLLM has them: contiguous, without spare room, outputs poisoned."""
-    T, width = batch.num_tokens, batch.width
-    shapes = {
-        "is_valid": (T,),
-        "indices": (T, 1, width),
-        "lens": (T,),
-        "ragged": (T * width,),
-        "indptr": (T + 1,),
-    }
-    arguments: Arguments = {}
-    for name in SIGNATURE:
-        if name in INPUTS:
-            arguments[name] = torch.from_numpy(getattr(batch, name).copy()).to(device)
-        elif name in shapes:
-            arguments[name] = poisoned(shapes[name], DTYPES[name], device)
-        else:
-            arguments[name] = getattr(batch, name)
-    return arguments
 
 
 def snapshot(arguments: Arguments) -> dict[str, bytes]:
@@ -187,15 +138,11 @@ def compare(batch: Batch, arguments: Arguments, before: dict[str, bytes]) -> Non
     for name in OUTPUTS:
         tensor = arguments[name]
         if tensor.numel():
-            mask = shared.setdefault(
-                tensor.untyped_storage().data_ptr(), np.ones(len(before[name]), np.bool_)
-            )
+            mask = shared.setdefault(tensor.untyped_storage().data_ptr(), np.ones(len(before[name]), np.bool_))
             size = tensor.element_size()
             bytes_of = np.arange(len(mask)).reshape(-1, size)
             walk = torch.arange(len(mask) // size)
-            at = torch.as_strided(walk, tensor.shape, tensor.stride(), tensor.storage_offset())[
-                : written[name]
-            ]
+            at = torch.as_strided(walk, tensor.shape, tensor.stride(), tensor.storage_offset())[: written[name]]
             mask[bytes_of[at.numpy().reshape(-1)].reshape(-1)] = False
     for name, old in before.items():
         mask = shared.get(arguments[name].untyped_storage().data_ptr(), np.ones(len(old), np.bool_))
@@ -218,9 +165,7 @@ def test_what_is_no_tensor_is_refused(name: str, make: Callable[[Any], Any], dev
 
 
 @pytest.mark.parametrize("name", TENSORS)
-@pytest.mark.parametrize(
-    "dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64", "uint32"]
-)
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64", "uint32"])
 def test_a_wrong_dtype_is_refused(name: str, dtype: str, device: str) -> None:
     if dtype == TENSORS[name].dtype:
         assert DTYPES[name] == getattr(torch, dtype)
@@ -297,9 +242,7 @@ def test_a_wrong_shape_is_refused(name: str, shape: tuple[int, ...], device: str
 
 
 @pytest.mark.parametrize("requests", [2, 4, 0])
-def test_seq_lens_of_another_number_of_requests_is_refused_with_query_start_loc(
-    requests: int, device: str
-) -> None:
+def test_seq_lens_of_another_number_of_requests_is_refused_with_query_start_loc(requests: int, device: str) -> None:
     """R is the length of seq_lens; query_start_loc has to match it."""
     arguments = arguments_for(a_batch(), device)
     arguments["seq_lens"] = poisoned((requests,), torch.int32, device)
@@ -336,9 +279,7 @@ def test_a_last_axis_that_repeats_one_element_is_refused(name: str, device: str)
         ((9, 5), (4, 1)),
     ],
 )
-def test_rows_of_indices_that_overlap_are_refused(
-    shape: tuple[int, ...], stride: tuple[int, ...], device: str
-) -> None:
+def test_rows_of_indices_that_overlap_are_refused(shape: tuple[int, ...], stride: tuple[int, ...], device: str) -> None:
     arguments = arguments_for(a_batch(), device)
     arguments["indices"] = strided(shape, stride, torch.int32, device)
     refused(arguments, "indices")
@@ -475,9 +416,7 @@ OVERLAPS = [pair for pair in combinations(TENSORS, 2) if set(pair) & set(OUTPUTS
 
 @pytest.mark.parametrize(("one", "other"), OVERLAPS)
 @pytest.mark.parametrize("reverse", [False, True])
-def test_an_output_that_overlaps_another_tensor_is_refused(
-    one: str, other: str, reverse: bool, device: str
-) -> None:
+def test_an_output_that_overlaps_another_tensor_is_refused(one: str, other: str, reverse: bool, device: str) -> None:
     """One program would overwrite what another has yet to read, and the outcome would hang on their order."""
     first, second = (other, one) if reverse else (one, other)
     arguments = arguments_for(a_batch(), device)
@@ -626,6 +565,31 @@ def test_a_table_of_one_column_may_have_any_stride_along_it(stride: tuple[int, i
     check(batch, {**arguments_for(batch, device), "block_table": table})
 
 
+def far_apart(size: int, device: str) -> Any:
+    """int32 memory of which only what is touched takes room on a CPU."""
+    if device == "cuda":
+        return torch.empty(size, dtype=torch.int32, device=device)
+    no_reserve = 0x4000  # MAP_NORESERVE, which mmap does not name everywhere
+    pages = mmap.mmap(-1, size * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
+    return torch.from_numpy(np.frombuffer(pages, np.int32))
+
+
+def test_rows_more_than_two_to_the_31_elements_apart_are_accepted(device: str) -> None:
+    batch = a_batch(num_tokens=3)
+    arguments = arguments_for(batch, device)
+    step = 2**31 + 3
+    rows = far_apart(2 * step + 5, device).as_strided((3, 1, 5), (step, step, 1))
+    arguments["indices"] = rows
+    launch(**arguments)
+    expected = plain.decode_meta(batch).indices.tolist()
+    assert rows.reshape(3, 5).tolist() == expected
+    table = far_apart(2 * step + 4, device).as_strided((3, 4), (step, 1))
+    table.copy_(arguments["block_table"])
+    arguments |= {"block_table": table, "indices": poisoned((3, 1, 5), torch.int32, device)}
+    launch(**arguments)
+    assert arguments["indices"].reshape(3, 5).tolist() == expected
+
+
 @pytest.mark.parametrize("stride", [4, 5, 8, 64, 1000])
 def test_a_table_of_any_row_stride_is_accepted(stride: int, device: str) -> None:
     batch = a_batch()
@@ -645,17 +609,13 @@ def test_a_table_of_one_row_repeated_is_accepted(device: str) -> None:
 def test_a_table_whose_rows_overlap_is_accepted(device: str) -> None:
     """It is only read."""
     batch = a_batch(block_table=[[5, 9, 4, 8], [9, 4, 8, 1], [4, 8, 1, 2]])
-    table = torch.as_strided(
-        torch.tensor([5, 9, 4, 8, 1, 2], dtype=torch.int32, device=device), (3, 4), (1, 1)
-    )
+    table = torch.as_strided(torch.tensor([5, 9, 4, 8, 1, 2], dtype=torch.int32, device=device), (3, 4), (1, 1))
     check(batch, {**arguments_for(batch, device), "block_table": table})
 
 
 @pytest.mark.parametrize("rows", [3, 5])
 @pytest.mark.parametrize("noncausal", [False, True])
-def test_a_table_without_columns_is_accepted_and_has_no_slots(
-    rows: int, noncausal: bool, device: str
-) -> None:
+def test_a_table_without_columns_is_accepted_and_has_no_slots(rows: int, noncausal: bool, device: str) -> None:
     batch = a_batch(block_table=np.zeros((rows, 0), np.int32), noncausal=noncausal)
     arguments = arguments_for(batch, device)
     assert arguments["block_table"].shape == (rows, 0)
@@ -669,9 +629,7 @@ EMPTY = {"query_start_loc": [0], "seq_lens": [], "replay_start": []}
 @pytest.mark.parametrize("columns", [0, 4])
 @pytest.mark.parametrize("noncausal", [False, True])
 @pytest.mark.parametrize("tokens", [0, 4])
-def test_a_batch_without_requests_is_accepted(
-    columns: int, noncausal: bool, tokens: int, device: str
-) -> None:
+def test_a_batch_without_requests_is_accepted(columns: int, noncausal: bool, tokens: int, device: str) -> None:
     table = np.zeros((0, columns), np.int32)
     batch = a_batch(num_tokens=tokens, block_table=table, noncausal=noncausal, **EMPTY)
     check(batch, arguments_for(batch, device))
@@ -679,9 +637,7 @@ def test_a_batch_without_requests_is_accepted(
 
 @pytest.mark.parametrize("noncausal", [False, True])
 @pytest.mark.parametrize("room", [0, 3])
-def test_a_batch_without_tokens_writes_indptr_and_the_tail_of_lens(
-    noncausal: bool, room: int, device: str
-) -> None:
+def test_a_batch_without_tokens_writes_indptr_and_the_tail_of_lens(noncausal: bool, room: int, device: str) -> None:
     batch = a_batch(num_tokens=0, noncausal=noncausal)
     arguments = arguments_for(batch, device)
     arguments |= {
@@ -746,9 +702,7 @@ def test_numpy_integers_and_bools_are_accepted_as_scalars(kind: Callable[[int], 
 @pytest.mark.parametrize("value", [2**31 - 1, 2**31, 2**34, 2**34 + 1, 2**40 + 1, 2**63, 2**70])
 @pytest.mark.parametrize("name", ["window_size", "block_size"])
 @pytest.mark.parametrize("noncausal", [False, True])
-def test_a_window_or_page_of_any_size_is_accepted(
-    name: str, value: int, noncausal: bool, device: str
-) -> None:
+def test_a_window_or_page_of_any_size_is_accepted(name: str, value: int, noncausal: bool, device: str) -> None:
     batch = a_batch(**{name: value}, noncausal=noncausal, block_table=[[0, 1], [0, 1], [1, 0]])
     check(batch, arguments_for(batch, device))
 
@@ -826,9 +780,7 @@ def test_no_launch_shape_changes_the_result(shape: LaunchShape, noncausal: bool,
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_tokens": 0}, {"noncausal": True}])
-def test_a_call_is_exactly_one_kernel_launch(
-    changes: Arguments, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_is_exactly_one_kernel_launch(changes: Arguments, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted on the class, so that a second kernel beside the first would count too."""
     kind = type(module.decode_meta_kernel)
     run, launched = kind.run, []
@@ -865,9 +817,7 @@ class Counting(TorchDispatchMode):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_tokens": 0}, {"noncausal": True}, EMPTY | {"block_table": []}])
-def test_no_torch_operator_runs_in_a_call(
-    changes: Arguments, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_torch_operator_runs_in_a_call(changes: Arguments, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator is a kernel or a copy of its own. The interpreter runs some: the kernel is left out."""
     launched: list[Any] = []
     monkeypatch.setattr(type(module.decode_meta_kernel), "run", lambda *args, **kwargs: launched.append(args))

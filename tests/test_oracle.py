@@ -7,51 +7,27 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
-from functools import cache
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-import swa_decode_meta.spec
 from hypothesis import HealthCheck, given, settings
+
+import swa_decode_meta.spec
 from swa_decode_meta.fuzz import bench, check, exhaustive
 from swa_decode_meta.fuzz.scramble import is_legal, scramble
 from swa_decode_meta.fuzz.strategies import PROFILES, cases
 from swa_decode_meta.oracle import plain, vectorised
-from swa_decode_meta.spec import INPUTS, Batch, Case, CaseFileError, Result, load_case, load_cases, save_case
+from swa_decode_meta.spec import Batch, Case, CaseFileError, Result, load_case, save_case
+from tests.batches import GOLDEN, REPORTED, REPORTED_FILE, golden, golden_batch, golden_result
 
-DATA = Path(__file__).parent / "data"
-REPORTED = DATA / "reported.json"
-GOLDEN = range(120)
 ORACLES = {"plain": plain.decode_meta, "vectorised": vectorised.decode_meta}
 SHARDS = 16
-SCALARS = {"window_size": "window", "block_size": "block_size", "width": "width", "num_tokens": "num_tokens"}
 
 oracle = pytest.mark.parametrize("build", ORACLES.values(), ids=ORACLES)
-
-
-@cache
-def golden() -> dict[str, npt.NDArray[Any]]:
-    with np.load(DATA / "vllm-0.33.0.npz") as file:
-        return dict(file)
-
-
-def golden_batch(index: int) -> Batch:
-    found = golden()
-    given: dict[str, Any] = {name: found[f"{index:04}/in/{name}"] for name in INPUTS}
-    scalars: dict[str, Any] = {name: int(found[f"{index:04}/in/{key}"]) for name, key in SCALARS.items()}
-    return Batch(noncausal=bool(found[f"{index:04}/in/noncausal"]), **scalars, **given)
-
-
-def golden_result(index: int) -> Result:
-    found = {item.name: golden()[f"{index:04}/out/{item.name}"] for item in fields(Result)}
-    tokens = golden_batch(index).num_tokens
-    assert not found["lens"][tokens:].any()  # clause 7
-    return Result(**{**found, "lens": found["lens"][:tokens]})
 
 
 # ------------------------------------------------------------ recorded results
@@ -68,7 +44,7 @@ def test_a_golden_batch_of_vllm(build: Callable[[Batch], Result], index: int) ->
 
 
 @oracle
-@pytest.mark.parametrize("case", load_cases(REPORTED), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", REPORTED, ids=lambda case: case.name)
 def test_a_reported_case(build: Callable[[Batch], Result], case: Case) -> None:
     assert case.expected is not None
     assert case.expected.difference(build(case.batch)) is None
@@ -96,7 +72,7 @@ def test_the_worked_example_is_the_one_in_the_document() -> None:
 
 
 def test_many_batches_at_once_are_each_built_as_if_alone() -> None:
-    batches = [golden_batch(index) for index in GOLDEN] + [case.batch for case in load_cases(REPORTED)]
+    batches = [golden_batch(index) for index in GOLDEN] + [case.batch for case in REPORTED]
     for batch, result in zip(batches, vectorised.decode_meta_many(batches), strict=True):
         assert result.difference(vectorised.decode_meta(batch)) is None
     assert vectorised.decode_meta_many([]) == []
@@ -203,9 +179,7 @@ def test_random_batches_are_other_ones_at_every_call(profile: str) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "width", "left"), [(0, 2**31 - 1, 0), (384, 192, 384), (4000, 128, 2048)])
-def test_a_huge_batch_is_cut_to_the_rows_that_the_plain_oracle_can_build(
-    tokens: int, width: int, left: int
-) -> None:
+def test_a_huge_batch_is_cut_to_the_rows_that_the_plain_oracle_can_build(tokens: int, width: int, left: int) -> None:
     [batch] = islice((batch for batch in exhaustive.batches() if not batch.num_tokens), 1)
     rows = {"slot_mapping": np.zeros(tokens, np.int64), "token_to_req": np.zeros(tokens, np.int32)}
     assert check.affordable(replace(batch, num_tokens=tokens, width=width, **rows)).num_tokens == left
@@ -257,9 +231,7 @@ BREAKS: dict[str, tuple[str, Callable[..., Any]]] = {
     ),
     "clause 4, window one too long": (
         "causal_window",
-        lambda x, r, t: range(
-            max(0, plain.position(x, r, t) - x.W, x.replay_start[r]), plain.position(x, r, t) + 1
-        ),
+        lambda x, r, t: range(max(0, plain.position(x, r, t) - x.W, x.replay_start[r]), plain.position(x, r, t) + 1),
     ),
     "clause 5, replay": (
         "dspark_block",
@@ -279,9 +251,11 @@ BREAKS: dict[str, tuple[str, Callable[..., Any]]] = {
     ),
     "clause 9, the null page is a hole": (
         "entry",
-        lambda x, r, p: plain.slot(x, x.block_table[r][p // x.B], p)
-        if p // x.B < x.columns and x.block_table[r][p // x.B] > 0
-        else -1,
+        lambda x, r, p: (
+            plain.slot(x, x.block_table[r][p // x.B], p)
+            if p // x.B < x.columns and x.block_table[r][p // x.B] > 0
+            else -1
+        ),
     ),
     "clause 11, holes are kept": (
         "ragged",
@@ -336,7 +310,7 @@ def run_check(*paths: Path, full: bool = False) -> tuple[int, list[str]]:
 
 
 def test_check_says_what_it_checked_in_one_line_a_part() -> None:
-    status, lines = run_check(REPORTED)
+    status, lines = run_check(REPORTED_FILE)
     assert status == check.OK
     assert [line.split(":")[0] for line in lines] == [
         "worked example of SPEC.md",
@@ -381,18 +355,16 @@ def test_check_ends_with_3_when_a_recorded_result_is_not_the_oracles(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    case = load_cases(REPORTED)[0]
+    case = REPORTED[0]
     assert case.expected is not None
     wrong = replace(case.expected, lens=case.expected.lens + np.int32(1))
     save_case(tmp_path / "wrong.json", replace(case, expected=wrong))
-    status, lines = run_check(REPORTED, tmp_path / "wrong.json")
+    status, lines = run_check(REPORTED_FILE, tmp_path / "wrong.json")
     assert status == check.HARNESS_ERROR
     assert f"wrong.json differs from both oracles: lens, row 0: recorded {wrong.lens[0]}" in lines[-1]
 
 
-def test_check_ends_with_3_even_where_the_case_cannot_be_saved(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_check_ends_with_3_even_where_the_case_cannot_be_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
     monkeypatch.setattr(plain, *BREAKS["clause 5, replay"])
     status, lines = run_check()
@@ -403,7 +375,7 @@ def test_check_ends_with_3_even_where_the_case_cannot_be_saved(
 def test_check_refuses_a_bad_case_file(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(CaseFileError):
-        run_check(REPORTED, tmp_path / "bad.json")
+        run_check(REPORTED_FILE, tmp_path / "bad.json")
 
 
 # ------------------------------------------------------------ without torch
@@ -443,7 +415,7 @@ from swa_decode_meta.spec import load_cases
 for case in load_cases(%r):
     assert decode_meta(case.batch).difference(vectorised.decode_meta(case.batch)) is None
 """
-    run_blocked(["torch", "triton", "hypothesis", "click"], code % str(REPORTED), tmp_path)
+    run_blocked(["torch", "triton", "hypothesis", "click"], code % str(REPORTED_FILE), tmp_path)
 
 
 @pytest.mark.parametrize("ci", ["", "1"])
@@ -456,7 +428,7 @@ assert check.run([Path(%r)], 0.0, print) == 0
 first, second = ([batch.seq_lens.tolist() for batch in check.drawn("legal", 20)] for _ in range(2))
 assert first != second
 """
-    run_blocked(["torch", "triton"], code % str(REPORTED), tmp_path, CI=ci)
+    run_blocked(["torch", "triton"], code % str(REPORTED_FILE), tmp_path, CI=ci)
 
 
 # ------------------------------------------------------------ benchmark
