@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -79,10 +80,8 @@ class _Member:
         """Ask the worker to stop after its case."""
         if not self.told:
             self.told = True
-            try:
+            with suppress(OSError):
                 self.connection.send(why)
-            except OSError:
-                pass
 
     def close(self) -> None:
         """End the process, and drop its log if it said nothing."""

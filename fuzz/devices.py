@@ -11,7 +11,7 @@ _VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
 
 
 def visible_gpus(environ: MutableMapping[str, str] = os.environ, root: Path = Path("/")) -> list[str]:
-    """The names by which this process may ask for a GPU: what the environment allows, else all that the system lists."""
+    """Names by which this process may ask for a GPU: what the environment allows, else all that the system lists."""
     for variable in _VISIBLE:
         if variable in environ:
             return [name.strip() for name in environ[variable].split(",") if name.strip()]
@@ -24,7 +24,7 @@ def visible_gpus(environ: MutableMapping[str, str] = os.environ, root: Path = Pa
 
 
 def pin(worker: str, environ: MutableMapping[str, str] = os.environ, root: Path = Path("/")) -> str | None:
-    """Give the process of pytest-xdist worker "gwN" (or worker "N") one GPU by the environment; None where it keeps all.
+    """Give the process of pytest-xdist worker "gwN" (or worker "N") one GPU; None where it keeps all.
 
     Workers share GPUs where there are more workers than GPUs. Nothing changes with one GPU or none.
     """

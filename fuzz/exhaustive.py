@@ -141,6 +141,7 @@ def _pairs(noncausal: bool, window: int, block: int) -> Iterator[_Family]:
     for queries, seq_lens in product(pairs, product(_PAIR_SEQ_LENS, repeat=2)):
         tokens = sum(queries)
         blocks = tuple(_blocks(seq_len, block) for seq_len in seq_lens)
+        replays: list[tuple[int, ...]]
         if noncausal:
             replays = [(max(0, seq_len - query),) for query, seq_len in zip(queries, seq_lens, strict=True)]
         else:

@@ -62,7 +62,8 @@ class View:
     @cached_property
     def query_lens(self) -> Int64Array:
         """q1 - q0 of each request."""
-        return np.diff(self.batch.query_start_loc.astype(np.int64))
+        starts = self.batch.query_start_loc.astype(np.int64)
+        return starts[1:] - starts[:-1]
 
     @cached_property
     def first(self) -> Int64Array:
@@ -70,8 +71,10 @@ class View:
         batch, prefix = self.batch, self.batch.seq_lens - self.query_lens
         window = min(batch.window_size, 2**34)
         if batch.noncausal:
-            return np.maximum(0, prefix - window)[self.reqs]
-        return np.maximum(np.maximum(0, self.last - window + 1), batch.replay_start[self.reqs])
+            first: Int64Array = np.maximum(0, prefix[self.reqs] - window)
+        else:
+            first = np.maximum(np.maximum(0, self.last - window + 1), batch.replay_start[self.reqs])
+        return first
 
     @cached_property
     def last(self) -> Int64Array:
@@ -141,10 +144,12 @@ FEATURES: dict[str, Callable[[View], bool]] = {
     "query_start_loc decreases": lambda v: bool((v.query_lens < 0).any()),
     # window
     "window clipped at 0": lambda v: bool((v.lens > 0).any() and (v.first[v.lens > 0] == 0).any()),
-    "window clipped by replay": lambda v: not v.batch.noncausal
-    and bool(((v.first == v.batch.replay_start[v.reqs]) & (v.first > 0) & (v.lens > 0)).any()),
-    "replay past the position": lambda v: not v.batch.noncausal
-    and bool((v.batch.replay_start[v.reqs].astype(np.int64) > v.last).any()),
+    "window clipped by replay": lambda v: (
+        not v.batch.noncausal and bool(((v.first == v.batch.replay_start[v.reqs]) & (v.first > 0) & (v.lens > 0)).any())
+    ),
+    "replay past the position": lambda v: (
+        not v.batch.noncausal and bool((v.batch.replay_start[v.reqs].astype(np.int64) > v.last).any())
+    ),
     "full window": lambda v: bool((v.lens >= v.batch.window_size).any()),
     "row cut to width": lambda v: bool((v.last - v.first + 1 > v.batch.width).any()),
     "live row that sees nothing": lambda v: bool((v.lens == 0).any()),

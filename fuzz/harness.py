@@ -113,13 +113,16 @@ def _ended(outcome: Outcome) -> Verdict:
         return Verdict("EXCEPTION", 14, detail=f"{outcome.error}: {outcome.message}"[:500])
     if isinstance(outcome, Died):
         site = crash_site(outcome.last_words)
-        return Verdict("FAULT", 14, detail=f"{outcome.how}: the process died in the launch" + (f", at {site}" if site else ""))
+        return Verdict(
+            "FAULT", 14, detail=f"{outcome.how}: the process died in the launch" + (f", at {site}" if site else "")
+        )
     assert not isinstance(outcome, Done)
     return Verdict("HANG", 14, detail=f"no answer within {outcome.seconds:.0f} s")
 
 
 def _seed(batch: Batch) -> int:
-    digest = zlib.crc32(repr((batch.num_tokens, batch.window_size, batch.block_size, batch.width, batch.noncausal)).encode())
+    scalars = (batch.num_tokens, batch.window_size, batch.block_size, batch.width, batch.noncausal)
+    digest = zlib.crc32(repr([number.bit_length() if number > 2**64 else number for number in scalars]).encode())
     for array in batch.inputs().values():
-        digest = zlib.crc32(np.ascontiguousarray(array), digest)
+        digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
     return digest

@@ -65,7 +65,8 @@ def placements(batch: Batch, layout: BufferLayout) -> dict[str, Placement]:
 def canary(rng: np.random.Generator, count: int, dtype: str) -> Array:
     """`count` elements of canary bytes."""
     stored = _stored(dtype)
-    return (rng.integers(0, 0x7F, count * stored.itemsize, dtype=np.uint8) + np.uint8(0x80)).view(stored)
+    filler: Array = rng.integers(0, 0x7F, count * stored.itemsize, dtype=np.uint8) + np.uint8(0x80)
+    return filler.view(stored)
 
 
 def before(batch: Batch, places: Mapping[str, Placement], rng: np.random.Generator) -> dict[str, Array]:
@@ -82,7 +83,9 @@ def before(batch: Batch, places: Mapping[str, Placement], rng: np.random.Generat
     return images
 
 
-def after(start: Mapping[str, Array], batch: Batch, result: Result, places: Mapping[str, Placement]) -> dict[str, Array]:
+def after(
+    start: Mapping[str, Array], batch: Batch, result: Result, places: Mapping[str, Placement]
+) -> dict[str, Array]:
     """The image of each tensor after a right build: clauses 1 to 11 where clause 12 says, unchanged elsewhere."""
     T = batch.num_tokens
     images = dict(start)

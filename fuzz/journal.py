@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..spec import INPUTS, ArgumentError, Batch, BufferLayout, Case, CaseFileError
+from ..spec import INPUTS, ArgumentError, Batch, BufferLayout, Case, CaseFileError, brief
 
 _SCALARS = ("num_tokens", "window_size", "block_size", "width", "noncausal")
 
@@ -53,5 +53,5 @@ def read_journal(path: Path) -> Case:
         return Case(Batch(**scalars, **inputs), BufferLayout(**note["buffers"]), target=note["target"])
     except OSError as error:
         raise CaseFileError(path, "", f"cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, ArgumentError) as error:
-        raise CaseFileError(path, "", f"is not a whole journal: {str(error).splitlines()[0]}") from None
+    except (ValueError, KeyError, TypeError, EOFError, RecursionError, zipfile.BadZipFile, ArgumentError) as error:
+        raise CaseFileError(path, "", f"is not a whole journal: {type(error).__name__}: {brief(str(error))}") from None

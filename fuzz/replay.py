@@ -33,7 +33,9 @@ def read(path: Path) -> list[Case]:
         try:
             check_shape(case.target)
         except ArgumentError as error:
-            raise CaseFileError(path, f"[{i}].{error.argument}", f"expected {error.expected}, got {error.got}") from None
+            raise CaseFileError(
+                path, f"[{i}].{error.argument}", f"expected {error.expected}, got {error.got}"
+            ) from None
     return cases
 
 
@@ -49,7 +51,7 @@ def replay(target: Target, paths: Sequence[Path], hang_seconds: float, echo: Cal
         for name, outcome, exit_code in _outcomes(runner, files):
             word = outcome.split(":")[0]
             counts[word] += 1
-            echo(f"{word} {name}{outcome[len(word):]}")
+            echo(f"{word} {name}{outcome[len(word) :]}")
             # A failure found outranks an error, and a fault of ours outranks a bad file.
             code = exit_code if code == 0 or exit_code == 1 else (code if code == 1 else max(code, exit_code))
         versions = ", ".join(f"{key} {version}" for key, version in runner.versions.items())

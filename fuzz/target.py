@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..spec import ArgumentError
+from ..spec import ArgumentError, brief
 
 BACKENDS = ("gpu", "interpreter")
 KERNEL = "swa_decode_meta.kernel:launch"
@@ -37,10 +37,12 @@ def parse_target(text: str) -> Target:
     """`kernel` or `package.module:function`, either with `@gpu` or `@interpreter`. Raises ArgumentError."""
     place, at, backend = text.partition("@")
     if at and backend not in BACKENDS:
-        raise ArgumentError("target", f"a backend of {' or '.join(BACKENDS)} after @", repr(text))
+        raise ArgumentError("target", f"a backend of {' or '.join(BACKENDS)} after @", brief(text))
     module, _, function = (KERNEL if place == "kernel" else place).partition(":")
     if not re.fullmatch(r"\w+(\.\w+)*", module) or not function.isidentifier():
-        raise ArgumentError("target", "kernel or package.module:function, with @gpu or @interpreter if wanted", repr(text))
+        raise ArgumentError(
+            "target", "kernel or package.module:function, with @gpu or @interpreter if wanted", repr(text)
+        )
     return Target(text, module, function, backend)
 
 
@@ -50,9 +52,9 @@ def check_shape(target: Mapping[str, Any]) -> None:
     if shape is None:
         return
     if not isinstance(shape, dict):
-        raise ArgumentError("target.shape", "an object", repr(shape)[:60])
+        raise ArgumentError("target.shape", "an object", brief(shape))
     for key, value in shape.items():
         if key not in SHAPE_FIELDS:
-            raise ArgumentError("target.shape", f"fields among {', '.join(SHAPE_FIELDS)}", repr(key)[:60])
+            raise ArgumentError("target.shape", f"fields among {', '.join(SHAPE_FIELDS)}", brief(key))
         if type(value) is not int or not 1 <= value <= 2**15 or value & (value - 1):
-            raise ArgumentError(f"target.shape.{key}", "a power of two up to 2**15", repr(value)[:60])
+            raise ArgumentError(f"target.shape.{key}", "a power of two up to 2**15", brief(value))

@@ -180,29 +180,29 @@ def _all_rows(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, _Rows]]:
         if tensor.numel():
             count, step = (tensor.shape[0], tensor.stride(0)) if name in ("indices", "block_table") else (1, 0)
             size = tensor.element_size()
-            length = (tensor.shape[-1] if count and tensor.ndim > 1 else tensor.numel()) * size
+            length = (tensor.shape[-1] if tensor.ndim > 1 else tensor.numel()) * size
             yield name, _Rows(tensor.data_ptr(), length, step * size, count if step else 1)
 
 
 class _Rows(NamedTuple):
-    """The bytes that a tensor occupies: `count` rows of `length` bytes, the next one `step` bytes on."""
+    """The bytes that a tensor occupies: `rows` rows of `length` bytes, the next one `step` bytes on."""
 
     begin: int
     length: int
     step: int
-    count: int
+    rows: int
 
     @property
     def end(self) -> int:
-        return self.begin + (self.count - 1) * self.step + self.length
+        return self.begin + (self.rows - 1) * self.step + self.length
 
     def overlap(self, other: _Rows) -> bool:
         """Whether a byte is in both. Rows with gaps between them may lie in the gaps of others."""
-        few, many = sorted((self, other), key=lambda rows: rows.count)
-        for begin in range(few.begin, few.begin + few.count * max(1, few.step), max(1, few.step)):
+        few, many = sorted((self, other), key=lambda span: span.rows)
+        for begin in range(few.begin, few.begin + few.rows * max(1, few.step), max(1, few.step)):
             # The first of the many rows that ends after this one begins.
-            at = 0 if many.count == 1 else max(0, (begin - many.begin - many.length) // many.step + 1)
+            at = 0 if many.rows == 1 else max(0, (begin - many.begin - many.length) // many.step + 1)
             start = many.begin + at * many.step
-            if at < many.count and start < begin + few.length and begin < start + many.length:
+            if at < many.rows and start < begin + few.length and begin < start + many.length:
                 return True
         return False

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..spec import INPUTS, INT32_MAX, Batch, Dependencies, Result
+from ..spec import INPUTS, INT32_MAX, Batch, BoolArray, Dependencies, Result
 
 NO_SLOT = -1
 """The entry of a position that has no slot, and of the columns after a row."""
@@ -138,12 +138,12 @@ def written(batch: Batch, lens_entries: int) -> dict[str, int]:
 
 def dependencies(batch: Batch) -> Dependencies:
     """Clause 13: which input elements clauses 1 to 11 read, found by watching them read."""
-    masks: dict[str, Any] = {name: np.zeros(array.shape, np.bool_) for name, array in batch.inputs().items()}
+    masks: dict[str, BoolArray] = {name: np.zeros(array.shape, np.bool_) for name, array in batch.inputs().items()}
 
     def watch(name: str, values: list[Any]) -> Sequence[Any]:
         if name == "block_table":
-            return [_Watched(row, lambda k, r=r: masks[name].__setitem__((r, k), True)) for r, row in enumerate(values)]
-        return _Watched(values, lambda i: masks[name].__setitem__(i, True))
+            return [_Watched(row, mask) for row, mask in zip(values, masks[name], strict=True)]
+        return _Watched(values, masks[name])
 
     _build(_inputs(batch, watch))
     return Dependencies(**masks)
@@ -169,7 +169,13 @@ def decode_meta(batch: Batch) -> Result:
 def _build(x: Inputs) -> tuple[list[bool], list[list[int]], list[int], list[int], list[int]]:
     tokens = range(x.T)
     kept, indptr = ragged(x)
-    return [valid(x, t) for t in tokens], [dense_row(x, t) for t in tokens], [length(x, t) for t in tokens], kept, indptr
+    return (
+        [valid(x, t) for t in tokens],
+        [dense_row(x, t) for t in tokens],
+        [length(x, t) for t in tokens],
+        kept,
+        indptr,
+    )
 
 
 def _as_is(name: str, values: list[Any]) -> Sequence[Any]:
@@ -191,12 +197,12 @@ def _inputs(batch: Batch, watch: Callable[[str, list[Any]], Sequence[Any]] = _as
 
 
 class _Watched(list[Any]):
-    """A list that reports which of its elements are read."""
+    """A list that marks which of its elements are read."""
 
-    def __init__(self, values: list[Any], on_read: Callable[[int], None]) -> None:
+    def __init__(self, values: list[Any], mask: BoolArray) -> None:
         super().__init__(values)
-        self._on_read = on_read
+        self._mask = mask
 
     def __getitem__(self, index: Any) -> Any:
-        self._on_read(index)
+        self._mask[index] = True
         return super().__getitem__(index)

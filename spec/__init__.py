@@ -29,7 +29,7 @@ from .batch import (
 )
 from .casefile import Case, dump_case, load_case, load_cases, save_case, write_atomically
 from .domain import check_legal
-from .errors import ArgumentError, BackendError, CaseFileError, IllegalBatchError, SwaDecodeMetaError
+from .errors import ArgumentError, BackendError, CaseFileError, IllegalBatchError, SwaDecodeMetaError, brief
 from .layout import BufferLayout
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "Result",
     "SwaDecodeMetaError",
     "TensorSpec",
+    "brief",
     "check_capacity",
     "check_flag",
     "check_legal",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
@@ -10,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .errors import ArgumentError
+from .errors import ArgumentError, brief
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -68,22 +67,19 @@ def symbols(num_tokens: int, num_reqs: int, width: int) -> dict[str, int]:
 
 
 def check_scalar(name: str, value: object, least: int) -> int:
-    """`value` as an int of at least `least`; raises ArgumentError for anything else (a bool too)."""
-    if isinstance(value, (bool, np.bool_)):
-        raise ArgumentError(name, "an integer", repr(value))
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ArgumentError(name, "an integer", repr(value)) from None
+    """`value` as an int of at least `least`; raises ArgumentError for anything else (a bool or a tensor too)."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ArgumentError(name, "an integer", brief(value))
+    number = int(value)
     if number < least:
-        raise ArgumentError(name, f"an integer of at least {least}", number)
+        raise ArgumentError(name, f"an integer of at least {least}", brief(number))
     return number
 
 
 def check_flag(name: str, value: object) -> bool:
     """`value` as a bool; raises ArgumentError for anything but a bool."""
     if not isinstance(value, (bool, np.bool_)):
-        raise ArgumentError(name, "a bool", repr(value))
+        raise ArgumentError(name, "a bool", brief(value))
     return bool(value)
 
 
@@ -106,6 +102,8 @@ def check_tensor(name: str, shape: tuple[int, ...], stride: tuple[int, ...], siz
         if size < least or (relation == "==" and size != least):
             expected = f"a size of {'' if relation == '==' else 'at least '}{symbol} = {least} on axis {axis}"
             raise ArgumentError(name, expected, f"shape {list(shape)}")
+    if 0 in shape:  # no element, so strides say nothing
+        return
     if shape[-1] > 1 and stride[-1] != 1:
         raise ArgumentError(name, "a stride of 1 on the last axis", f"strides {list(stride)}")
     if name == "indices" and shape[0] > 1 and stride[0] < shape[1]:
@@ -115,32 +113,29 @@ def check_tensor(name: str, shape: tuple[int, ...], stride: tuple[int, ...], siz
 def check_capacity(num_tokens: int, width: int) -> None:
     """Refuse a batch whose ragged form could hold more entries than `indptr` (int32) can count."""
     if width > INT32_MAX:
-        raise ArgumentError("width", f"at most 2**31 - 1 = {INT32_MAX}", width)
+        raise ArgumentError("width", f"at most 2**31 - 1 = {INT32_MAX}", brief(width))
     if num_tokens * width > INT32_MAX:
-        raise ArgumentError(
-            "num_tokens", f"num_tokens * width of at most 2**31 - 1 = {INT32_MAX}", f"{num_tokens} * {width}"
-        )
+        raise ArgumentError("num_tokens", f"num_tokens * {width} of at most 2**31 - 1 = {INT32_MAX}", brief(num_tokens))
 
 
 def _as_array(name: str, value: object) -> npt.NDArray[Any]:
     """`value` as a read-only array of the tensor's dtype; refuses values that the dtype does not hold."""
     spec = TENSORS[name]
     dtype = np.dtype(spec.dtype)
-    if isinstance(value, np.ndarray) and value.dtype == dtype:
-        array = value.view()
-    else:
-        try:
-            given = np.asarray(value)
-        except (ValueError, OverflowError):
-            raise ArgumentError(name, f"a rectangular array of {spec.dtype}", "something else") from None
-        if given.size == 0:
-            given = given.astype(dtype)
+    try:
+        given = np.asarray(value)  # a subclass, such as a masked array, becomes the plain array below it
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentError(name, f"a rectangular array of {spec.dtype}", brief(value)) from None
+    if given.size == 0:
+        given = np.empty(given.shape, dtype)
+    if given.dtype != dtype:
         if given.dtype.kind not in "iu":
             raise ArgumentError(name, f"integers that fit {spec.dtype}", f"dtype {given.dtype}")
         limits = np.iinfo(dtype)
-        if given.size and not (limits.min <= int(given.min()) and int(given.max()) <= limits.max):
+        if not limits.min <= int(given.min()) <= int(given.max()) <= limits.max:
             raise ArgumentError(name, f"integers that fit {spec.dtype}", f"{given.min()} .. {given.max()}")
-        array = given.astype(dtype)
+        given = given.astype(dtype)
+    array: npt.NDArray[Any] = given.view()
     array.flags.writeable = False
     return array
 

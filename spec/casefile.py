@@ -15,6 +15,7 @@ Only the batch is required; a file without "version" is read as version 1.
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 import tempfile
@@ -27,13 +28,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .batch import INPUTS, TENSORS, Batch, Result
-from .errors import ArgumentError, CaseFileError
+from .errors import ArgumentError, CaseFileError, brief
 from .layout import BufferLayout
 
 VERSION = 1
 MAX_FILE_BYTES = 64 * 2**20
 MAX_ENTRIES = 2**26  # num_tokens * width of one case: what a checker must be able to hold several times over
 MAX_TEXT = 10_000
+MAX_DEPTH = 50  # of target, versions and finding; far from where Python's own recursion ends
 
 _SCALARS = {"window": "window_size", "block_size": "block_size", "width": "width", "num_tokens": "num_tokens"}
 _BATCH = (*_SCALARS, "noncausal", *INPUTS)
@@ -54,7 +56,7 @@ class Case:
     """
 
     batch: Batch
-    buffers: BufferLayout = BufferLayout()
+    buffers: BufferLayout = field(default_factory=BufferLayout)
     expected: Result | None = None
     name: str = ""
     reported_in: str = ""
@@ -74,19 +76,27 @@ def load_case(path: str | os.PathLike[str]) -> Case:
 
 def load_cases(path: str | os.PathLike[str]) -> list[Case]:
     """Read every case of a file (one object, or a list of objects). Raises CaseFileError naming the field."""
-    document = _parse(path, _read(path))
-    if not isinstance(document, list):
-        return [_Reader(path, "").case(document)]
-    return [_Reader(path, f"[{i}]").case(item) for i, item in enumerate(document)]
+    return _cases(path, _read(path))
 
 
 def save_case(path: str | os.PathLike[str], case: Case) -> None:
-    """Write `case` to `path` whole or not at all. Raises CaseFileError when the file system refuses."""
-    write_atomically(path, dump_case(case))
+    """Write `case` to `path` whole or not at all.
+
+    Raises CaseFileError, with nothing written, when load_case could not read it or when the file system refuses.
+    """
+    try:
+        text = dump_case(case)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CaseFileError(path, "", f"cannot be written: {error}") from None
+    _cases(path, text.encode())  # a finding saved to a file that nobody can read is a finding lost
+    write_atomically(path, text)
 
 
 def dump_case(case: Case) -> str:
-    """The text of a case file: a line for each field, and for each row of a matrix."""
+    """The text of a case file: a line for each field, and for each row of a matrix.
+
+    Raises TypeError, ValueError or RecursionError when `target`, `versions` or `finding` is not plain JSON.
+    """
     batch = case.batch
     document: dict[str, Any] = {"version": VERSION}
     document |= {key: getattr(case, key) for key in _TEXTS if getattr(case, key)}
@@ -103,73 +113,89 @@ def dump_case(case: Case) -> str:
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
-    """Put `text` at `path` through a temporary file beside it, flushed to disk. Raises CaseFileError."""
+    """Put `text` at `path` through a temporary file beside it, flushed to disk. Raises CaseFileError.
+
+    Only a regular file is replaced: run by root, a case written to /dev/null must not become /dev/null.
+    """
     target = Path(path)
     try:
+        if target.exists() and not target.is_file():
+            raise ValueError("not a regular file")
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    except OSError as error:
-        raise CaseFileError(path, "", f"cannot be written: {error.strerror}") from None
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise CaseFileError(path, "", f"cannot be written: {error.strerror}") from None
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        handle, temporary = tempfile.mkstemp(prefix=".saving-", dir=target.parent)
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                os.fchmod(file.fileno(), 0o644)
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as error:
+        raise CaseFileError(path, "", f"cannot be written: {_reason(error)}") from None
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """What the system says, without the path; of a ValueError (a NUL in the path) what Python says."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _lines(value: Any, indent: str) -> str:
     """JSON with one line a field and a line a matrix row: what a person compares by eye."""
     inner = indent + "  "
     if isinstance(value, dict) and value:
+        if not all(isinstance(key, str) for key in value):  # json.dumps would make texts of some
+            raise TypeError("a key of an object is not a text")
         parts = [f"{inner}{json.dumps(key)}: {_lines(item, inner)}" for key, item in value.items()]
         return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
     if isinstance(value, list) and len(value) > 1 and isinstance(value[0], list):
-        return "[\n" + ",\n".join(inner + json.dumps(row) for row in value) + f"\n{indent}]"
-    return json.dumps(value)
+        return "[\n" + ",\n".join(inner + json.dumps(row, allow_nan=False) for row in value) + f"\n{indent}]"
+    return json.dumps(value, allow_nan=False)
 
 
-def _read(path: str | os.PathLike[str]) -> str:
+def _read(path: str | os.PathLike[str]) -> bytes:
     try:
         # A pipe or a device would block, or never end. O_NONBLOCK keeps the open itself from waiting.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                raise CaseFileError(path, "", "is not a regular file")
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise CaseFileError(path, "", f"cannot be read: {error.strerror}") from None
-    except ValueError:  # a NUL in the path
-        raise CaseFileError(repr(path), "", "cannot be read: not a path") from None
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise CaseFileError(path, "", f"cannot be read: {_reason(error)}") from None
+    raise CaseFileError(path, "", "is not a regular file")
+
+
+def _cases(path: str | os.PathLike[str], data: bytes) -> list[Case]:
+    """The cases of a file's bytes."""
     if len(data) > MAX_FILE_BYTES:
         raise CaseFileError(path, "", f"is larger than {MAX_FILE_BYTES >> 20} MiB")
     try:
-        return data.decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CaseFileError(path, "", f"is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}") from None
+    document = _parse(path, text)
+    if not isinstance(document, list):
+        return [_Reader(path, "").case(document)]
+    return [_Reader(path, f"[{i}]").case(item) for i, item in enumerate(document)]
 
 
 def _parse(path: str | os.PathLike[str], text: str) -> Any:
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(items)
-        if len(table) != len(items):
-            keys = [key for key, _ in items]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise CaseFileError(path, _short(twice), "is given twice")
+        table: dict[str, Any] = {}
+        for key, value in items:
+            if key in table:
+                raise CaseFileError(path, brief(key), "is given twice")
+            table[key] = value
         return table
 
-    def constant(name: str) -> Any:
-        raise CaseFileError(path, "", f"{name} is not a JSON number")
+    def finite(number: str) -> float:
+        if not math.isfinite(float(number)):  # Infinity and NaN, which JSON has not, and 1e999, which reads as Infinity
+            raise CaseFileError(path, "", f"{brief(number)} is not a finite number")
+        return float(number)
 
     try:
-        return json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+        return json.loads(text, object_pairs_hook=pairs, parse_constant=finite, parse_float=finite)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         if error.pos >= len(text.rstrip()):
@@ -177,13 +203,10 @@ def _parse(path: str | os.PathLike[str], text: str) -> Any:
         raise CaseFileError(path, "", f"is not JSON: {error.msg} at {where}") from None
     except RecursionError:
         raise CaseFileError(path, "", "is nested too deeply") from None
+    except CaseFileError:  # a ValueError too
+        raise
     except ValueError:  # Python refuses to convert integers of thousands of digits
         raise CaseFileError(path, "", "holds an integer of too many digits") from None
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 class _Reader:
@@ -201,29 +224,32 @@ class _Reader:
         known = {*_BATCH, *_TEXTS, *_MAPPINGS, *_OTHERS}
         for key in data:
             if key not in known:
-                raise self.fail(_short(key), "is not a field of a case")
+                raise self.fail(brief(key), "is not a field of a case")
         version = data.get("version", VERSION)
         if type(version) is not int or version != VERSION:
-            raise self.fail("version", f"expected {VERSION}, got {_short(version)}")
+            raise self.fail("version", f"expected {VERSION}, got {brief(version)}")
         for key in _BATCH:
             if key not in data:
                 raise self.fail(key, "is missing")
         batch = self.batch(data)
+        words: dict[str, Any] = {key: self.text(key, data[key]) for key in _TEXTS if key in data}
+        words |= {key: self.plain(key, data[key]) for key in _MAPPINGS if key in data}
         return Case(
             batch=batch,
             buffers=self.buffers(data["buffers"]) if "buffers" in data else BufferLayout(),
             expected=self.expected(batch, data["expected"]) if data.get("expected") is not None else None,
             equals_vllm=self.flag("equals_vllm", data["equals_vllm"]) if "equals_vllm" in data else None,
-            **{key: self.text(key, data[key]) for key in _TEXTS if key in data},
-            **{key: self.mapping(key, data[key]) for key in _MAPPINGS if key in data},  # type: ignore[arg-type]
+            **words,
         )
 
     def batch(self, data: Mapping[str, Any]) -> Batch:
-        scalars = {attribute: self.integer(key, data[key]) for key, attribute in _SCALARS.items()}
+        scalars: dict[str, Any] = {attribute: self.integer(key, data[key]) for key, attribute in _SCALARS.items()}
         if scalars["num_tokens"] * scalars["width"] > MAX_ENTRIES:
             raise self.fail("num_tokens", f"num_tokens * width is above {MAX_ENTRIES}")
         noncausal = self.flag("noncausal", data["noncausal"])
-        arrays = {name: self.tensor(name, data[name], name, len(TENSORS[name].sizes)) for name in INPUTS}
+        arrays: dict[str, Any] = {
+            name: self.tensor(name, data[name], name, len(TENSORS[name].sizes)) for name in INPUTS
+        }
         return self.checked(lambda: Batch(**scalars, noncausal=noncausal, **arrays))
 
     def checked(self, make: Callable[[], _T]) -> _T:
@@ -239,7 +265,7 @@ class _Reader:
         known = {item.name for item in fields(BufferLayout)}
         for key in data:
             if key not in known:
-                raise self.fail(f"buffers.{_short(key)}", "is not a field of a buffer layout")
+                raise self.fail(f"buffers.{brief(key)}", "is not a field of a buffer layout")
         inside = _Reader(self.path, f"{self.where}.buffers" if self.where else "buffers")
         return inside.checked(lambda: BufferLayout(**data))
 
@@ -247,7 +273,7 @@ class _Reader:
         data = self.mapping("expected", value)
         for key in data:
             if key not in _EXPECTED:
-                raise self.fail(f"expected.{_short(key)}", "is not an output")
+                raise self.fail(f"expected.{brief(key)}", "is not an output")
         arrays: dict[str, npt.NDArray[Any]] = {}
         T = batch.num_tokens
         for name in _EXPECTED:
@@ -257,7 +283,7 @@ class _Reader:
             arrays[name] = self.tensor(f"expected.{name}", data[name], name, dims, columns=batch.width)
         arrays["is_valid"] = arrays["is_valid"].astype(np.bool_)
         kept = int(arrays["indptr"][-1]) if arrays["indptr"].size else 0
-        shapes = {"is_valid": (T,), "indices": (T, batch.width), "lens": (T,), "ragged": (kept,), "indptr": (T + 1,)}
+        shapes = {"is_valid": (T,), "indices": (T, batch.width), "lens": (T,), "indptr": (T + 1,), "ragged": (kept,)}
         for name, shape in shapes.items():
             if arrays[name].shape != shape:
                 problem = f"expected shape {list(shape)}, got {list(arrays[name].shape)}"
@@ -266,23 +292,38 @@ class _Reader:
 
     def integer(self, name: str, value: Any) -> int:
         if type(value) is not int:
-            raise self.fail(name, f"expected an integer, got {_short(value)}")
+            raise self.fail(name, f"expected an integer, got {brief(value)}")
         return value
 
     def flag(self, name: str, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise self.fail(name, f"expected true or false, got {_short(value)}")
+            raise self.fail(name, f"expected true or false, got {brief(value)}")
         return value
 
     def text(self, name: str, value: Any) -> str:
         if not isinstance(value, str) or len(value) > MAX_TEXT:
-            raise self.fail(name, f"expected a text of at most {MAX_TEXT} characters, got {_short(value)}")
+            raise self.fail(name, f"expected a text of at most {MAX_TEXT} characters, got {brief(value)}")
         return value
 
     def mapping(self, name: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise self.fail(name, f"expected an object, got {_short(value)}")
+            raise self.fail(name, f"expected an object, got {brief(value)}")
         return value
+
+    def plain(self, name: str, value: Any) -> dict[str, Any]:
+        """An object of anything, not so deep that it could be read here and then not be saved."""
+        data = self.mapping(name, value)
+        level: list[Any] = [data]
+        for _ in range(MAX_DEPTH):
+            level = [
+                item
+                for part in level
+                if isinstance(part, (dict, list))
+                for item in (part.values() if isinstance(part, dict) else part)
+            ]
+        if level:
+            raise self.fail(name, f"is nested deeper than {MAX_DEPTH} levels")
+        return data
 
     def tensor(self, name: str, value: Any, tensor: str, dims: int, columns: int = 0) -> npt.NDArray[Any]:
         """`value` as the array of `tensor`; an empty list of rows has `columns` columns."""
@@ -297,7 +338,7 @@ class _Reader:
 
     def sequence(self, name: str, value: Any) -> Sequence[Any]:
         if not isinstance(value, list):
-            raise self.fail(name, f"expected a list, got {_short(value)}")
+            raise self.fail(name, f"expected a list, got {brief(value)}")
         return value
 
     def row(self, name: str, value: Any, dtype: str) -> npt.NDArray[Any]:
@@ -305,10 +346,10 @@ class _Reader:
         kind, word = (bool, "true or false") if dtype == "bool" else (int, f"an integer that fits {dtype}")
         for i, item in enumerate(items):
             if type(item) is not kind:
-                raise self.fail(f"{name}[{i}]", f"expected {word}, got {_short(item)}")
+                raise self.fail(f"{name}[{i}]", f"expected {word}, got {brief(item)}")
         try:
             return np.array(items, dtype=np.dtype(dtype))
         except OverflowError:
             low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
             i = next(i for i, item in enumerate(items) if not low <= item <= high)
-            raise self.fail(f"{name}[{i}]", f"expected {word}, got {_short(items[i])}") from None
+            raise self.fail(f"{name}[{i}]", f"expected {word}, got {brief(items[i])}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .batch import INT32_MAX, Batch, BoolArray, Int64Array
-from .errors import IllegalBatchError
+from .errors import IllegalBatchError, brief
 
 
 def check_legal(batch: Batch) -> None:
@@ -41,11 +41,10 @@ def check_legal(batch: Batch) -> None:
     for r in _first((replay_start < 0) | (replay_start > prefixes)):
         raise IllegalBatchError("L5", f"replay_start[{r}]", f"is {replay_start[r]}, outside 0 to {prefixes[r]}")
 
-    needed = batch.window_size
-    if batch.noncausal and R:
-        needed += int(query_lens.max())
-    if batch.width < needed:
-        raise IllegalBatchError("L7", "width", f"is {batch.width}, below {needed}")
+    if R or not batch.noncausal:  # L7 asks nothing of a DSpark batch without requests
+        needed = batch.window_size + (int(query_lens.max()) if batch.noncausal else 0)
+        if batch.width < needed:
+            raise IllegalBatchError("L7", "width", f"is {batch.width}, below {brief(needed)}")
     _check_pages(batch, tokens, reqs, starts, prefixes, seq_lens, replay_start)
 
 
@@ -88,7 +87,7 @@ def _check_pages(
             raise IllegalBatchError(
                 "L6",
                 f"block_table[{reqs[at[i]]}][{k[at[i]]}]",
-                f"is {pages[i]}, whose slots of pages of {batch.block_size} pass 2**31 - 1",
+                f"is {pages[i]}, whose slots of pages of {brief(batch.block_size)} pass 2**31 - 1",
             )
 
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Container
+from dataclasses import dataclass, fields
 from typing import Literal
 
-from .errors import ArgumentError
+from .errors import ArgumentError, brief
+
+# Room is there to be watched, not to fill memory; vLLM's own lens buffer has a tail of 16384.
+MAX_ROOM = 2**20
+
+_ROOM: tuple[Container[object], str] = (range(MAX_ROOM + 1), f"an integer from 0 to {MAX_ROOM}")
+_CHOICES: dict[str, tuple[Container[object], str]] = {
+    "indices_ndim": ((2, 3), "2 or 3"),
+    "guard": (("end", "start"), "'end' or 'start'"),
+}
 
 
 @dataclass(frozen=True)
@@ -19,6 +29,8 @@ class BufferLayout:
     ragged_spare: entries of ragged after T * width.
     misalignment: elements between an aligned address and each tensor's first.
     guard: which side of each tensor touches inaccessible memory, where the machine can arrange it.
+
+    Raises ArgumentError for a value of another type or range.
     """
 
     indices_ndim: Literal[2, 3] = 3
@@ -31,16 +43,8 @@ class BufferLayout:
     guard: Literal["end", "start"] = "end"
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if name == "indices_ndim":
-                if value not in (2, 3):
-                    raise ArgumentError(name, "2 or 3", value)
-            elif name == "guard":
-                if value not in ("end", "start"):
-                    raise ArgumentError(name, "'end' or 'start'", repr(value))
-            elif isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_ROOM:
-                raise ArgumentError(name, f"an integer from 0 to {MAX_ROOM}", repr(value))
-
-
-# Room is there to be watched, not to fill memory; vLLM's own lens buffer has a tail of 16384.
-MAX_ROOM = 2**20
+        for item in fields(self):
+            value: object = getattr(self, item.name)
+            allowed, words = _CHOICES.get(item.name, _ROOM)
+            if type(value) is not type(item.default) or value not in allowed:  # True and 3.0 are no sizes
+                raise ArgumentError(item.name, words, brief(value))

@@ -15,7 +15,7 @@ pin(os.environ.get("PYTEST_XDIST_WORKER", ""))
 
 
 def _backend() -> str:
-    """"gpu", "interpreter", or "none" where torch or triton is missing."""
+    """ "gpu", "interpreter", or "none" where torch or triton is missing."""
     if util.find_spec("torch") is None or util.find_spec("triton") is None:
         return "none"
     import torch

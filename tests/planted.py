@@ -23,7 +23,7 @@ KERNEL = Path(swa_decode_meta.spec.__file__).parents[1] / "kernel"
 
 @dataclass(frozen=True)
 class Fault:
-    """Replace `old` by `new`, everywhere in `file` of the kernel's folder. within: cases that must suffice to find it."""
+    """Replace `old` by `new`, everywhere in `file` of the kernel's folder. within: cases that suffice to find it."""
 
     old: str
     new: str
@@ -34,7 +34,9 @@ class Fault:
 FAULTS = {
     "window_one_too_long": Fault("end - window_size, 0)", "end - window_size - 1, 0)"),
     "window_from_less_than": Fault("tl.maximum(end - first, 0)", "tl.maximum(end - first - 1, 0)"),
-    "replay_clamp_missing": Fault("tl.maximum(tl.maximum(end - window_size, 0), replay)", "tl.maximum(end - window_size, 0)"),
+    "replay_clamp_missing": Fault(
+        "tl.maximum(tl.maximum(end - window_size, 0), replay)", "tl.maximum(end - window_size, 0)"
+    ),
     "padding_not_masked": Fault("live = valid & (named >= 0)", "live = (named >= 0)"),
     "request_bound_off_by_one": Fault("(named < num_reqs)", "(named <= num_reqs)"),
     "negative_request_accepted": Fault("& (named >= 0) &", "&"),
@@ -42,7 +44,9 @@ FAULTS = {
     "tail_one_too_far": Fault("mask=tail < lens_size)", "mask=tail <= lens_size)"),
     "page_division": Fault("return position >> block_shift", "return (position + 1) >> block_shift"),
     "page_division_of_odd_sizes": Fault("return position // block_size", "return (position + 1) // block_size"),
-    "holes_kept": Fault("tl.where((page >= 0) & (slot < 2147483648), slot, -1)", "tl.where(slot < 2147483648, slot, -1)"),
+    "holes_kept": Fault(
+        "tl.where((page >= 0) & (slot < 2147483648), slot, -1)", "tl.where(slot < 2147483648, slot, -1)"
+    ),
     "holes_counted": Fault("kept = tl.sum(keep, axis=1)", "kept = length.to(tl.int32)"),
     "offset_of_the_wrong_row": Fault("t < row0,", "t < row0 - 1,"),
     "offset_counts_own_row": Fault("t < row0,", "t <= row0,"),
@@ -65,7 +69,9 @@ FAULTS = {
     ),
     "indptr_starts_unwritten": Fault("if program == 0:", "if program < 0:"),
     "never_ends": Fault("chunk += WIDTH_CHUNK", "chunk += 0 * WIDTH_CHUNK"),
-    "nothing_without_rows": Fault("max(1, -(-num_tokens // shape.rows_per_program))", "-(-num_tokens // shape.rows_per_program)", "launch.py"),
+    "nothing_without_rows": Fault(
+        "max(1, -(-num_tokens // shape.rows_per_program))", "-(-num_tokens // shape.rows_per_program)", "launch.py"
+    ),
     "table_stride_ignored": Fault("block_table.stride(0),", "block_table.shape[1],", "launch.py"),
 }
 
@@ -78,7 +84,9 @@ def source(name: str) -> dict[str, str]:
         raise ValueError(f"fault {name} no longer applies: {fault.old!r} is not in {fault.file}")
     files[fault.file] = files[fault.file].replace(fault.old, fault.new)
     guard = files["__init__.py"].index("if __name__ !=")
-    files["__init__.py"] = files["__init__.py"][:guard] + files["__init__.py"][files["__init__.py"].index("from .launch") :]
+    files["__init__.py"] = (
+        files["__init__.py"][:guard] + files["__init__.py"][files["__init__.py"].index("from .launch") :]
+    )
     return {file: text.replace("from ..spec", "from swa_decode_meta.spec") for file, text in files.items()}
 
 
@@ -90,7 +98,9 @@ def build(name: str) -> Callable[..., Any]:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         for file, text in source(name).items():
             (folder / file).write_text(text)
-        spec = importlib.util.spec_from_file_location(package, folder / "__init__.py", submodule_search_locations=[str(folder)])
+        spec = importlib.util.spec_from_file_location(
+            package, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)

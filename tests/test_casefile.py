@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from swa_decode_meta.oracle import plain
 from swa_decode_meta.spec import (
     INPUTS,
@@ -30,6 +31,7 @@ from swa_decode_meta.spec import (
     Case,
     CaseFileError,
     Result,
+    brief,
     casefile,
     dump_case,
     load_case,
@@ -382,9 +384,7 @@ def test_a_file_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
         (json.dumps({"name": "\xe9"}, ensure_ascii=False).encode("latin-1"), "byte 10 is 0xe9"),
     ],
 )
-def test_bytes_that_are_not_utf8_are_refused_with_their_place(
-    content: bytes, words: str, tmp_path: Path
-) -> None:
+def test_bytes_that_are_not_utf8_are_refused_with_their_place(content: bytes, words: str, tmp_path: Path) -> None:
     error = refused(put(tmp_path / "case.json", content))
     assert error.field == ""
     assert "UTF-8" in error.problem
@@ -462,9 +462,7 @@ def test_a_file_above_the_limit_is_refused_and_one_at_it_is_read(
     assert (error.field, error.problem) == ("", "is larger than 1 MiB")
 
 
-def test_a_sparse_file_of_a_terabyte_is_refused_at_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sparse_file_of_a_terabyte_is_refused_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(casefile, "MAX_FILE_BYTES", 2**20)
     path = put(tmp_path / "case.json", "[")
     try:
@@ -621,9 +619,9 @@ BAD_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("expected.ragged", inside("expected", "indptr", [0, 4, 4, INT32_MIN])),
     ("expected.indptr", inside("expected", "indptr", [0, 4, 6])),
     # Hostile names: a key must not bring line breaks, control characters or pages of text into the message.
-    (casefile._short(HOSTILE), {HOSTILE: 1}),
-    (f"buffers.{casefile._short(HOSTILE)}", {"buffers": {HOSTILE: 1}}),
-    (f"expected.{casefile._short(HOSTILE)}", {"expected": {HOSTILE: 1}}),
+    (brief(HOSTILE), {HOSTILE: 1}),
+    (f"buffers.{brief(HOSTILE)}", {"buffers": {HOSTILE: 1}}),
+    (f"expected.{brief(HOSTILE)}", {"expected": {HOSTILE: 1}}),
     *((key, {key: HOSTILE}) for key in ("version", "window", "noncausal", *OBJECTS, "buffers", "expected")),
     *((name, {name: HOSTILE}) for name in INPUTS),
     ("slot_mapping[0]", {"slot_mapping": [HOSTILE]}),
@@ -636,9 +634,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("field", "changes"), BAD_FIELDS, ids=[f"{field[:40]!a}-{i}" for i, (field, _) in enumerate(BAD_FIELDS)]
 )
-def test_a_bad_field_is_refused_by_name_in_one_line(
-    field: str, changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_bad_field_is_refused_by_name_in_one_line(field: str, changes: dict[str, Any], tmp_path: Path) -> None:
     assert refused(put(tmp_path / "case.json", document(**changes))).field == field
 
 
@@ -649,9 +645,7 @@ def test_a_hostile_key_given_twice_is_refused_in_one_line(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "1" + "0" * 400 + ".0"])
-def test_a_number_that_reads_as_infinity_is_refused_or_saved_so_that_it_loads(
-    number: str, tmp_path: Path
-) -> None:
+def test_a_number_that_reads_as_infinity_is_refused_or_saved_so_that_it_loads(number: str, tmp_path: Path) -> None:
     """A finding that holds it must not be saved as Infinity, which no reader of JSON takes."""
     text = json.dumps(document(finding={"seconds": 77777})).replace("77777", number)
     try:
@@ -665,9 +659,7 @@ def test_a_number_that_reads_as_infinity_is_refused_or_saved_so_that_it_loads(
 @pytest.mark.parametrize(("before", "after"), [("[", "]"), ('{"a":', "}")])
 @pytest.mark.parametrize("depth", [10, 300, 600, 900])
 def test_a_case_that_loads_can_be_saved(before: str, after: str, depth: int, tmp_path: Path) -> None:
-    text = json.dumps(document(finding={"seconds": 77777})).replace(
-        "77777", before * depth + "1" + after * depth
-    )
+    text = json.dumps(document(finding={"seconds": 77777})).replace("77777", before * depth + "1" + after * depth)
     try:
         case = load_case(put(tmp_path / "case.json", text))
     except CaseFileError as error:

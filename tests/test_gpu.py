@@ -29,7 +29,7 @@ def check(batch: Batch, arguments: dict[str, Any]) -> None:
     """The outputs among `arguments` are what the oracle says of `batch`."""
     for name, wanted in vectorised.decode_meta(batch).arrays().items():
         got = arguments[name]
-        got = got.reshape(got.shape[0], -1)[: len(wanted)] if name == "indices" else got[: len(wanted)]
+        got = got.reshape(got.shape[0], batch.width)[: len(wanted)] if name == "indices" else got[: len(wanted)]
         assert np.array_equal(got.cpu().numpy(), wanted), name
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from swa_decode_meta.fuzz import show
 from swa_decode_meta.oracle import plain
 from swa_decode_meta.spec import INT32_MAX, INT32_MIN, Batch, BufferLayout, Case, load_cases
@@ -287,9 +288,7 @@ HOSTILE: dict[str, Batch] = {
     "no token": worked(num_tokens=0),
     "no column": worked(block_table=np.empty((1, 0), np.int32)),
     "huge block": one_token(block_size=HUGE),
-    "huge block, later position": one_token(
-        block_size=2**32, seq_lens=[INT32_MAX], query_start_loc=[0, INT32_MIN]
-    ),
+    "huge block, later position": one_token(block_size=2**32, seq_lens=[INT32_MAX], query_start_loc=[0, INT32_MIN]),
     "huge window": one_token(window_size=HUGE),
     "huge DSpark window": one_token(window_size=HUGE, noncausal=True),
     "huge width": one_token(width=INT32_MAX, window_size=2**40, seq_lens=[INT32_MAX], block_size=1),

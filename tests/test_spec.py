@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+
 import swa_decode_meta.spec
 from swa_decode_meta.oracle import plain
 from swa_decode_meta.spec import (
@@ -33,9 +34,7 @@ from swa_decode_meta.spec import (
 )
 
 SPEC = (Path(swa_decode_meta.spec.__file__).parent / "SPEC.md").read_text(encoding="utf-8")
-CLAUSES = re.findall(
-    r"^\*\*Clause (\d+), [^*]+\.\*\*(.*?)(?=^\*\*Clause|^## |\Z)", SPEC, re.MULTILINE | re.DOTALL
-)
+CLAUSES = re.findall(r"^\*\*Clause (\d+), [^*]+\.\*\*(.*?)(?=^\*\*Clause|^## |\Z)", SPEC, re.MULTILINE | re.DOTALL)
 
 
 def clauses_named(doc: str) -> set[int]:
@@ -73,9 +72,7 @@ def test_decode_meta_executes_clauses_14_and_15() -> None:
 
 
 def test_every_public_oracle_function_names_a_clause_of_the_document() -> None:
-    functions = [
-        f for _, f in inspect.getmembers(plain, inspect.isfunction) if f.__module__ == plain.__name__
-    ]
+    functions = [f for _, f in inspect.getmembers(plain, inspect.isfunction) if f.__module__ == plain.__name__]
     public = [f for f in functions if not f.__name__.startswith("_")]
     assert public
     for function in public:
@@ -247,7 +244,7 @@ def test_a_batch_without_requests_or_tokens_takes_empty_lists() -> None:
 
 
 SCALARS = ("num_tokens", "window_size", "block_size", "width")
-NOT_INTEGERS: list[Any] = [True, np.True_, 1.0, np.float64(1), "1", None, [1], float("nan"), 1 + 0j]
+NOT_INTEGERS: list[Any] = [True, np.True_, 1.0, np.float64(1), "1", None, [1], float("nan"), 1 + 0j, np.array(4)]
 NOT_INT32: list[Any] = [
     [0.0, 0, 0, 0],
     np.zeros(4),
@@ -277,10 +274,7 @@ BAD_ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
     ("block_table", {"block_table": None}),
     ("block_table", {"block_table": [[0, 0], [0]]}),
     ("block_table", {"block_table": [[0.5, 0], [0, 0], [0, 0]]}),
-    *(
-        ("slot_mapping", {"slot_mapping": [0, 0, 0, value]})
-        for value in (2**63, -(2**63) - 1, 0.0, None, "0", 2**64)
-    ),
+    *(("slot_mapping", {"slot_mapping": [0, 0, 0, value]}) for value in (2**63, -(2**63) - 1, 0.0, None, "0", 2**64)),
     ("slot_mapping", {"slot_mapping": np.array([0, 0, 0, 2**63], np.uint64)}),
     ("slot_mapping", {"slot_mapping": np.zeros(4, np.bool_)}),
     # Shapes: axes, then sizes.
@@ -512,6 +506,8 @@ ILLEGAL: list[tuple[str, str, dict[str, Any]]] = [
     ("L6", "block_table[0][0]", {"block_size": 2**40, "block_table": [[1], [-1], [0]]}),
     ("L6", "block_table[0][0]", {"block_size": 2**70, "block_table": [[INT32_MAX], [-1], [0]]}),
     ("L6", "block_table[0]", {"block_size": 2**70, "block_table": [[], [], []]}),
+    ("L6", "block_table[0][0]", {"block_size": 10**5000, "block_table": [[1], [-1], [0]]}),
+    ("L7", "width", {"window_size": 10**5000}),
     ("L7", "width", {"width": 4}),
     ("L7", "width", {"window_size": 6}),
     ("L7", "width", {"window_size": 2**40}),
@@ -522,9 +518,7 @@ ILLEGAL: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("rule", "element", "changes"), ILLEGAL)
-def test_a_broken_rule_is_named_with_its_element_in_one_line(
-    rule: str, element: str, changes: dict[str, Any]
-) -> None:
+def test_a_broken_rule_is_named_with_its_element_in_one_line(rule: str, element: str, changes: dict[str, Any]) -> None:
     error = broken(Batch(**arguments(**changes)))
     assert error is not None
     assert (error.rule, error.element) == (rule, element)
@@ -601,9 +595,7 @@ def rules_broken(batch: Batch) -> set[str]:
     valid = [t for t in tokens if x.slot_mapping[t] >= 0]
     if any(t >= q[x.R] for t in valid):
         wrong.add("L2")
-    if not all(
-        0 <= x.token_to_req[t] < x.R and q[x.token_to_req[t]] <= t < q[x.token_to_req[t] + 1] for t in valid
-    ):
+    if not all(0 <= x.token_to_req[t] < x.R and q[x.token_to_req[t]] <= t < q[x.token_to_req[t] + 1] for t in valid):
         wrong.add("L3")
     if any(x.seq_lens[r] < q[r + 1] - q[r] for r in requests):
         wrong.add("L4")
