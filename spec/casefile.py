@@ -9,7 +9,8 @@ Golden cases, reported cases and found failures share this form. A file holds on
      "buffers": {"lens_tail": 3}, "target": {"name": "kernel@gpu"}, "versions": {"torch": "2.11.0"},
      "finding": {"verdict": "MISMATCH"}, "expected": {"is_valid": [true], "indices": [[36, 37, 38, 39]], ...}}
 
-Only the batch is required; a file without "version" is read as version 1.
+Only the batch is required; a file without "version" is read as version 1. A block_table without rows, [], needs
+"columns" to say how wide it is, if it is.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .batch import INPUTS, TENSORS, Batch, Result
+from .batch import INPUTS, INT32_MAX, TENSORS, Batch, Result
 from .errors import ArgumentError, CaseFileError, brief
 from .layout import BufferLayout
 
@@ -42,7 +43,7 @@ _BATCH = (*_SCALARS, "noncausal", *INPUTS)
 _EXPECTED = tuple(item.name for item in fields(Result))
 _TEXTS = ("name", "reported_in")
 _MAPPINGS = ("target", "versions", "finding")
-_OTHERS = ("version", "equals_vllm", "buffers", "expected")
+_OTHERS = ("version", "equals_vllm", "columns", "buffers", "expected")
 _T = TypeVar("_T")
 
 
@@ -105,6 +106,8 @@ def dump_case(case: Case) -> str:
     document |= {key: getattr(batch, attribute) for key, attribute in _SCALARS.items()}
     document["noncausal"] = batch.noncausal
     document |= {name: array.tolist() for name, array in batch.inputs().items()}
+    if not batch.block_table.shape[0]:
+        document["columns"] = batch.block_table.shape[1]
     document["buffers"] = asdict(case.buffers)
     document |= {key: dict(getattr(case, key)) for key in _MAPPINGS if getattr(case, key)}
     if case.expected is not None:
@@ -247,9 +250,14 @@ class _Reader:
         if scalars["num_tokens"] * scalars["width"] > MAX_ENTRIES:
             raise self.fail("num_tokens", f"num_tokens * width is above {MAX_ENTRIES}")
         noncausal = self.flag("noncausal", data["noncausal"])
+        columns = self.integer("columns", data.get("columns", 0))
+        if not 0 <= columns <= INT32_MAX:
+            raise self.fail("columns", f"expected 0 to {INT32_MAX}, got {brief(columns)}")
         arrays: dict[str, Any] = {
-            name: self.tensor(name, data[name], name, len(TENSORS[name].sizes)) for name in INPUTS
+            name: self.tensor(name, data[name], name, len(TENSORS[name].sizes), columns) for name in INPUTS
         }
+        if "columns" in data and arrays["block_table"].shape[1] != columns:
+            raise self.fail("columns", f"expected {arrays['block_table'].shape[1]}, as block_table has, got {columns}")
         return self.checked(lambda: Batch(**scalars, noncausal=noncausal, **arrays))
 
     def checked(self, make: Callable[[], _T]) -> _T:

@@ -168,6 +168,8 @@ ROUND_TRIPS: dict[str, Case] = {
         a_batch(num_tokens=0, slot_mapping=[], token_to_req=[], **NO_REQUEST),
         expected=plain.decode_meta(a_batch(num_tokens=0, slot_mapping=[], token_to_req=[], **NO_REQUEST)),
     ),
+    "no row of the table": Case(a_batch(**NO_REQUEST | {"block_table": np.zeros((0, 3), np.int32)})),
+    "no row of a wide table": Case(a_batch(**NO_REQUEST | {"block_table": np.zeros((0, INT32_MAX), np.int32)})),
     "no column": Case(
         a_batch(block_table=np.zeros((2, 0), np.int32)),
         expected=plain.decode_meta(a_batch(block_table=np.zeros((2, 0), np.int32))),
@@ -557,6 +559,8 @@ BAD_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("block_table", {"block_table": [[9, 8, 7]]}),
     ("block_table", {"block_table": []}),
     ("block_table[0]", {"block_table": [9, 8, 7]}),
+    *(("columns", {**NO_REQUEST, "columns": value}) for value in (*NOT_INTEGERS, -1, 2**31)),
+    *(("columns", {"columns": value}) for value in (0, 2, 4)),
     ("block_table[0][0]", {"block_table": [[[9]], [[8]]]}),
     ("slot_mapping", {"slot_mapping": [13, -1]}),
     ("slot_mapping", {"slot_mapping": []}),
