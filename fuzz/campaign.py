@@ -7,6 +7,7 @@ for each fingerprint) and, while cases are in flight, pending/.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..spec import CaseFileError, write_atomically
+from .devices import pin
 from .features import FEATURES
 from .target import Target
 from .worker import Ended, Found, Orders, Progress, Started
@@ -53,7 +55,8 @@ class Totals:
         """1 for a failure found, 3 for a harness error or a failure that would not repeat, else 0."""
         if self.failures:
             return 1
-        return 3 if self.errors or self.found or not self.cases else 0
+        idle = not self.cases and "interrupted" not in self.reasons
+        return 3 if self.errors or self.found or idle else 0
 
 
 class _Member:
@@ -62,10 +65,13 @@ class _Member:
     def __init__(self, orders: Orders) -> None:
         self.index = orders.index
         ours, theirs = socket.socketpair()
+        environment = dict(os.environ)
+        pin(f"gw{self.index}", environment)
         self.log = open(orders.folder / f"worker-{orders.index}.log", "wb")  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-c", _WORKER, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=self.log,

@@ -1,7 +1,7 @@
 """The child process: loads a target and runs it on the batches that come through a socket, one at a time.
 
 Whatever a target does to its process - abort, fault, hang, scribble - happens here and not to the fuzzer. Started by
-`runner`; protocol: a Target comes in and Ready or Unusable goes out, then for each Job an answer.
+`runner`; protocol: a Target comes in and Ready or Unusable goes out, then for each (number, Job) a (number, answer).
 
 On a CPU the process forks once the target is loaded, the fork does the work, and when it dies another takes its place
 at once: torch takes seconds to import, a shrink may need hundreds of deaths. A GPU's context does not survive a fork.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import importlib
+import inspect
 import os
 import resource
 import signal
@@ -19,7 +20,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -69,7 +70,10 @@ class Done:
 
 @dataclass(frozen=True)
 class Gone:
-    """The process that had the launch ended, with this return code as subprocess has it; another is there."""
+    """The process that had the launch ended, with this return code as subprocess has it; another is there.
+
+    It has no number: a process may end between two launches as well.
+    """
 
     returncode: int
 
@@ -80,7 +84,6 @@ class Raised:
 
     error: str
     message: str
-    trace: str = field(repr=False, default="")
 
 
 def main() -> None:
@@ -105,7 +108,8 @@ def main() -> None:
 
 def _serve(connection: Connection, launch: Callable[[Job], Done | Raised]) -> None:
     while True:
-        connection.send(launch(connection.recv()))
+        number, job = connection.recv()
+        connection.send((number, launch(job)))
 
 
 def _serve_in_forks(connection: Connection, launch: Callable[[Job], Done | Raised]) -> None:
@@ -119,10 +123,11 @@ def _serve_in_forks(connection: Connection, launch: Callable[[Job], Done | Raise
                 os._exit(0)
             except BaseException:  # SystemExit too: what runs at exit belongs to the first process
                 traceback.print_exc()
+            finally:
                 os._exit(1)
         _, status = os.waitpid(pid, 0)
         if not _closed(connection):
-            connection.send(Gone(os.waitstatus_to_exitcode(status)))
+            connection.send((None, Gone(os.waitstatus_to_exitcode(status))))
 
 
 def _closed(connection: Connection) -> bool:
@@ -164,9 +169,8 @@ def _load(target: Target) -> tuple[Ready | Unusable, Callable[[Job], Done | Rais
         sys.path.append(os.getcwd())  # the target may be a module of the user's working directory
     try:
         function = getattr(importlib.import_module(target.module), target.function)
-    except Exception as error:
-        reason = f"target {target.name}: {type(error).__name__}: {error}".splitlines()[0]
-        return Unusable(reason, False), None
+    except (Exception, SystemExit) as error:
+        return Unusable(f"target {target.name}: {type(error).__name__}: {_words(error)}", False), None
     if not callable(function):
         return Unusable(f"target {target.name}: {target.function} is not callable", False), None
     versions = {"python": sys.version.split()[0], "torch": torch.__version__, "triton": triton.__version__}
@@ -174,26 +178,41 @@ def _load(target: Target) -> tuple[Ready | Unusable, Callable[[Job], Done | Rais
         versions["device"] = torch.cuda.get_device_name()
         if torch.version.hip:
             versions["arch"] = torch.cuda.get_device_properties(0).gcnArchName
-    return Ready(backend, versions), _launcher(target, function, backend)
+    return Ready(backend, versions), _launcher(function, backend)
 
 
 def _without(error: ImportError) -> Unusable:
     return Unusable(f"{error}; install the kernel extra: pip install 'swa-decode-meta[kernel]'", absent=True)
 
 
-def _launcher(target: Target, function: Callable[..., object], backend: str) -> Callable[[Job], Done | Raised]:
+def _words(error: BaseException) -> str:
+    """The last line of what an error says, which is where compilers put it; nothing, if it fails to say it."""
+    try:
+        return (str(error).strip().splitlines() or [""])[-1]
+    except Exception:
+        return ""
+
+
+def _launch_shape(function: Callable[..., object]) -> Callable[..., object] | None:
+    """The class in which a function takes how its work is cut; this project's launch does, and edited copies of it."""
+    try:
+        takes = "shape" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # not a Python function
+        return None
+    return getattr(function, "__globals__", {}).get("LaunchShape") if takes else None
+
+
+def _launcher(function: Callable[..., object], backend: str) -> Callable[[Job], Done | Raised]:
     import torch
 
     from .memory import BandedMemory, GuardedMemory, Memory, as_tensor
 
     memory: Memory = BandedMemory(torch.device("cuda", 0)) if backend == "gpu" else GuardedMemory()
 
-    def keywords(job: Job) -> dict[str, Any]:
-        if not target.takes_shape or job.shape is None:
-            return {}
-        from ..kernel import LaunchShape
+    launch_shape = _launch_shape(function)
 
-        return {"shape": LaunchShape(**job.shape)}
+    def keywords(job: Job) -> dict[str, Any]:
+        return {} if launch_shape is None or job.shape is None else {"shape": launch_shape(**job.shape)}
 
     def launch(job: Job) -> Done | Raised:
         flat = memory.place(job.images, job.misalignment, job.guard)
@@ -206,8 +225,7 @@ def _launcher(target: Target, function: Callable[..., object], backend: str) -> 
             if backend == "gpu":
                 torch.cuda.synchronize()
         except Exception as error:
-            message = str(error).strip().splitlines()
-            return Raised(type(error).__name__, message[-1] if message else "", traceback.format_exc())
+            return Raised(type(error).__name__, _words(error))
         images, damage = memory.read()
         return Done(images, (damage.tensor, damage.offset) if damage else None)
 

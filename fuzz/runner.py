@@ -6,10 +6,12 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -53,6 +55,7 @@ class Runner:
     def __init__(self, target: Target, hang_seconds: float = 30.0) -> None:
         """Raises ArgumentError when the target cannot be loaded, BackendError when its backend is absent."""
         self.target, self.hang_seconds = target, hang_seconds
+        self._launches = 0
         self._start()
 
     def __enter__(self) -> Runner:
@@ -77,36 +80,43 @@ class Runner:
             self._restart()
         limit = self.hang_seconds + (COMPILE_SECONDS if self.backend == "gpu" else 0.0)
         try:
-            self._connection.send(job)
-            if not self._connection.poll(limit):
-                self._kill()
-                return Hung(limit)
-            answer: Done | Raised | Gone = self._connection.recv()
+            self._launches += 1
+            self._connection.send((self._launches, job))
+            number, answer = self._receive(limit)
+            while number not in (self._launches, None):  # an earlier launch, after a process ended between the two
+                number, answer = self._receive(limit)
+        except TimeoutError:
+            return self._ended(limit, 0)
         except (EOFError, OSError):
-            self._process.wait()
-            return Died(_how(self._process.returncode), self._last_words())
+            return self._ended(limit, limit)
         except Exception as error:
-            self._kill()
+            self._reap(0)
             raise HarnessError(f"the child's answer cannot be read: {type(error).__name__}: {error}") from None
         if isinstance(answer, Gone):
             return Died(_how(answer.returncode), self._last_words())
         if isinstance(answer, Raised) and self.backend == "gpu":
-            self._kill()  # an illegal access leaves the GPU context unusable
+            self._reap(0)  # an illegal access leaves the GPU context unusable
+        return answer
+
+    def _receive(self, limit: float) -> tuple[int | None, Done | Raised | Gone]:
+        """The next answer, and to which launch; raises TimeoutError."""
+        if not self._connection.poll(limit):
+            raise TimeoutError
+        answer: tuple[int | None, Done | Raised | Gone] = self._connection.recv()
         return answer
 
     def close(self) -> None:
         """End the child."""
         self._connection.close()
-        try:
-            self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._process.returncode is None:
+            self._reap(2)
         self._stderr.close()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        self._stderr = tempfile.TemporaryFile()
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # part of a message must not keep us waiting either
+            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(self.hang_seconds) + 1, 0))
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-c", _CHILD, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
@@ -120,11 +130,11 @@ class Runner:
         try:
             self._connection.send(self.target)
             if not self._connection.poll(START_SECONDS):
-                self._kill()
+                self._reap(0)
                 raise HarnessError(f"the child process did not start within {START_SECONDS:.0f} s")
             answer: Ready | Unusable = self._connection.recv()
         except (EOFError, OSError):
-            self._process.wait()
+            self._reap(self.hang_seconds)
             words = self._last_words().strip().splitlines()
             ended = _how(self._process.returncode)
             raise HarnessError(f"the child process ended at its start, {ended}: {words[-1] if words else ''}") from None
@@ -143,9 +153,21 @@ class Runner:
         except (ArgumentError, BackendError) as error:  # it loaded before
             raise HarnessError(f"the target no longer loads: {error}") from None
 
-    def _kill(self) -> None:
-        self._process.kill()
+    def _ended(self, limit: float, patience: float) -> Died | Hung:
+        """How a launch without an answer ended, once the process has had `patience` more seconds to end."""
+        return Died(_how(self._process.returncode), self._last_words()) if self._reap(patience) else Hung(limit)
+
+    def _reap(self, seconds: float) -> bool:
+        """Give the process so long to end, then end it and whatever it started; whether it ended of itself."""
+        try:
+            self._process.wait(seconds)
+            of_itself = True
+        except subprocess.TimeoutExpired:
+            of_itself = False
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        return of_itself
 
     def _last_words(self) -> str:
         """The end of what the child has printed since the last time."""
@@ -168,8 +190,9 @@ def _how(returncode: int) -> str:
 
 
 def crash_site(last_words: str) -> str:
-    """The innermost Python line of a faulthandler report that lies outside Triton, torch and this harness."""
+    """The innermost Python line of a faulthandler report that lies outside libraries and this harness."""
+    harness = re.escape(os.path.dirname(__file__))
     for file, line, function in re.findall(r'File "([^"]+)", line (\d+) in (\S+)', last_words):
-        if not re.search(r"/(triton|torch|numpy|fuzz)/|/lib/python3|<frozen", file):
+        if not re.search(rf"{harness}/|/lib/python3|/(site|dist)-packages/|<frozen", file):
             return f"{os.path.basename(file)}:{line} in {function}"
     return ""

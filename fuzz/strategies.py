@@ -91,6 +91,8 @@ def _cases(draw: st.DrawFn, profile: str, backend: str) -> Case:
         columns = max(columns, SERVING_CONTEXT // block_size + 2)
     if profile != "serving":
         columns = min(columns, 4096)
+    if profile == "hostile":
+        columns = max(0, columns - draw(st.sampled_from((0, 0, 0, 1, 2))))
     spare_requests = draw(st.sampled_from((0, 0, 1, 5)))
     table = _pages(draw(st.sampled_from(_PAGE_STYLES)), R + spare_requests, columns, block_size)
     holes = profile == "hostile"
@@ -102,7 +104,7 @@ def _cases(draw: st.DrawFn, profile: str, backend: str) -> Case:
             seq_lens[r] = query_lens[r] - 1
         elif style == "past the table":
             seq_lens[r] = min(columns * block_size + 1, INT32_MAX)
-        else:
+        elif columns:
             k = max(0, (int(seq_lens[r]) - 1) // block_size - back)
             table[r, min(k, columns - 1)] = _page(style, block_size)
 
@@ -171,7 +173,8 @@ def _requests(geometry: Geometry) -> st.SearchStrategy[Request]:
     window, block = geometry.window, min(geometry.block_size, 2**20)
     longest = geometry.longest
     around = {0, window, block, 2 * block, window + block, longest - 6, longest // 2 // block * block}
-    edges = sorted({edge + step for edge in around for step in (-1, 0, 1) if 0 <= edge + step <= longest})
+    # One more step down: a length is its prefix and at least one token.
+    edges = sorted({edge + step for edge in around for step in (-2, -1, 0, 1) if 0 <= edge + step <= longest})
     prefixes = st.one_of(st.sampled_from(edges), st.integers(0, longest))
     query_lens = st.sampled_from(geometry.query_lens)
 

@@ -20,17 +20,13 @@ class Target:
     """A function to test.
 
     name: as the user wrote it. module, function: where it lies. backend: "gpu", "interpreter", or "" for the best
-    one present. takes_shape: whether it is this project's launch, whose programs can be cut in other ways.
+    one present.
     """
 
     name: str
     module: str
     function: str
     backend: str = ""
-
-    @property
-    def takes_shape(self) -> bool:
-        return f"{self.module}:{self.function}" == KERNEL
 
 
 def parse_target(text: str) -> Target:
@@ -41,7 +37,7 @@ def parse_target(text: str) -> Target:
     module, _, function = (KERNEL if place == "kernel" else place).partition(":")
     if not re.fullmatch(r"\w+(\.\w+)*", module) or not function.isidentifier():
         raise ArgumentError(
-            "target", "kernel or package.module:function, with @gpu or @interpreter if wanted", repr(text)
+            "target", "kernel or package.module:function, with @gpu or @interpreter if wanted", brief(text)
         )
     return Target(text, module, function, backend)
 

@@ -112,7 +112,7 @@ class Worker:
 
     def __init__(self, orders: Orders, connection: Connection) -> None:
         self.orders, self.connection = orders, connection
-        self.started = time.monotonic()
+        self.started = 0.0
         self.done = 0
         self.progress = Progress()
         self.reported = 0.0
@@ -128,6 +128,7 @@ class Worker:
         self.journal = Journal(orders.folder / "pending" / f"worker-{orders.index}.npz")
         with Runner(orders.target, orders.hang_seconds) as runner:
             self.runner = runner
+            self.started = time.monotonic()  # loading a target may take longer than a short campaign
             self.connection.send(Started(runner.backend, dict(runner.versions)))
             for turn in itertools.count():
                 profile = orders.profiles[turn % len(orders.profiles)]

@@ -65,10 +65,17 @@ FAULTS = {
     "read_past_the_table": Fault("& (k < columns)", "& (k <= columns)"),
     "depends_on_the_sentinel": Fault("other=-1) >= 0\n", "other=-1) != -1\n"),
     "depends_on_a_padded_request": Fault(
-        "length = tl.where(live,", "length = tl.where(live & (tl.load(token_to_req + t + 1, mask=t < 0, other=0) == 0),"
+        "    tl.store(lens + t, length.to(tl.int32), mask=inside)",
+        "    stray = tl.load(token_to_req + num_tokens - 1, mask=num_tokens > 0, other=0) < -2\n"
+        "    tl.store(lens + t, tl.where(stray, 0, length).to(tl.int32), mask=inside)",
+    ),
+    "depends_on_an_unseen_page": Fault(
+        "tl.where((page >= 0) & (slot < 2147483648), slot, -1)",
+        "tl.where((page >= 0) & (slot < 2147483648) & (tl.load(row + k + 1, "
+        "mask=(i < length[:, None]) & (k + 1 < columns), other=0) > -2147483648), slot, -1)",
     ),
     "indptr_starts_unwritten": Fault("if program == 0:", "if program < 0:"),
-    "never_ends": Fault("chunk += WIDTH_CHUNK", "chunk += 0 * WIDTH_CHUNK"),
+    "never_ends": Fault("earlier += COUNT_ROWS", "earlier += 0 * COUNT_ROWS"),
     "nothing_without_rows": Fault(
         "max(1, -(-num_tokens // shape.rows_per_program))", "-(-num_tokens // shape.rows_per_program)", "launch.py"
     ),
