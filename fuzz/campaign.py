@@ -1,7 +1,8 @@
 """A campaign: workers that fuzz a target side by side, what they report, and what is left on disk.
 
 The folder of a campaign holds campaign.json (arguments, versions, totals), failures/ and unreproducible/ (a case file
-for each fingerprint) and, while cases are in flight, pending/.
+for each fingerprint), errors/ (the cases that the harness or the oracles failed on) and, while cases are in flight,
+pending/.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,11 +23,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..spec import CaseFileError, write_atomically
+from ..spec import ArgumentError, BackendError, CaseFileError, write_atomically
 from .devices import pin
 from .features import FEATURES
 from .target import Target
-from .worker import Ended, Found, Orders, Progress, Started
+from .worker import Ended, Found, Orders, Progress, Refused, Started
 
 LIVE_SECONDS = 1.0  # between live lines on a terminal
 PLAIN_SECONDS = 10.0  # between lines elsewhere
@@ -122,22 +124,30 @@ class Campaign:
     hang_seconds: float = 30.0
 
     def run(self, echo: Callable[[str], None], terminal: TextIO | None) -> Totals:
-        """Run to the end, Ctrl-C included, and say on the way what happens. Raises CaseFileError for the folder."""
+        """Run to the end, Ctrl-C included, and say on the way what happens.
+
+        Raises CaseFileError for the folder; ArgumentError or BackendError, and leaves no folder, when the target
+        cannot be run.
+        """
         self._make_folder()
         totals, started = Totals(), time.monotonic()
         members: list[_Member] = []
         live = _Live(echo, terminal)
         self._write_state(totals, 0.0, finished=False)
         try:
-            members += [_Member(orders) for orders in self._orders()]
-            self._watch(members, totals, started, live)
-        except KeyboardInterrupt:
-            live.clear()
-            echo("stopping: finishing the cases in flight")
-            self._stop(members, totals, live)
-        finally:
-            for member in members:
-                member.close()
+            try:
+                members += [_Member(orders) for orders in self._orders()]
+                self._watch(members, totals, started, live)
+            except KeyboardInterrupt:
+                live.clear()
+                echo("stopping: finishing the cases in flight")
+                self._stop(members, totals, live)
+            finally:
+                for member in members:
+                    member.close()
+        except (ArgumentError, BackendError):
+            shutil.rmtree(self.folder)
+            raise
         elapsed = time.monotonic() - started
         self._tidy()
         self._write_state(totals, elapsed, finished=True)
@@ -215,6 +225,8 @@ class Campaign:
             totals.found.append(report)
             word = "failure" if report.reproduced else "did not fail again"
             live.echo(f"{word}: {report.words}\n  {report.path}")
+        elif isinstance(report, Refused):
+            raise report.error
         elif isinstance(report, Ended):
             totals.reasons[report.reason] += 1
             if report.error:

@@ -4,7 +4,8 @@ Whatever a target does to its process - abort, fault, hang, scribble - happens h
 `runner`; protocol: a Target comes in and Ready or Unusable goes out, then for each (number, Job) a (number, answer).
 
 On a CPU the process forks once the target is loaded, the fork does the work, and when it dies another takes its place
-at once: torch takes seconds to import, a shrink may need hundreds of deaths. A GPU's context does not survive a fork.
+at once: torch takes seconds to import, a shrink may need hundreds of deaths. SIGTERM ends a fork that hangs. A GPU's
+context does not survive a fork.
 """
 
 from __future__ import annotations
@@ -113,9 +114,17 @@ def _serve(connection: Connection, launch: Callable[[Job], Done | Raised]) -> No
 
 
 def _serve_in_forks(connection: Connection, launch: Callable[[Job], Done | Raised]) -> None:
+    pid = 0
+
+    def end_fork(signum: int, frame: object) -> None:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end_fork)
     while not _closed(connection):
         pid = os.fork()
         if pid == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _die_with_parent()
             try:
                 _serve(connection, launch)
@@ -126,6 +135,7 @@ def _serve_in_forks(connection: Connection, launch: Callable[[Job], Done | Raise
             finally:
                 os._exit(1)
         _, status = os.waitpid(pid, 0)
+        pid = 0
         if not _closed(connection):
             connection.send((None, Gone(os.waitstatus_to_exitcode(status))))
 

@@ -57,7 +57,7 @@ def _hang_option(command: _F) -> _F:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="swa-decode-meta")
+@click.version_option(package_name="swa-decode-meta", prog_name="swa-decode-meta")
 def cli() -> None:
     """Hold a sliding-window decode metadata kernel to its executable specification.
 
@@ -92,16 +92,13 @@ def fuzz(
     """Fuzz a target: draw batches, diff what it writes against the oracle, shrink and save what fails."""
     _need_hypothesis()
     from .campaign import Campaign
-    from .runner import Runner
     from .target import parse_target
 
-    parsed = parse_target(target)
-    Runner(parsed, hang).close()  # misuse and a missing backend show here, before anything is made
     workers = workers or min(8, os.cpu_count() or 1)
     if examples is not None:
         workers = min(workers, examples)
     campaign = Campaign(
-        target=parsed,
+        target=parse_target(target),
         profiles=PROFILES if profile == "all" else (profile,),
         seed=secrets.randbits(32) if seed is None else seed,
         workers=workers,
@@ -111,7 +108,8 @@ def fuzz(
         until_failure=until_failure,
         hang_seconds=hang,
     )
-    click.echo(f"campaign {campaign.folder}: target {target}, seed {campaign.seed}, {workers} workers")
+    plural = "s" * (workers > 1)
+    click.echo(f"campaign {campaign.folder}: target {target}, seed {campaign.seed}, {workers} worker{plural}")
     return campaign.run(click.echo, sys.stderr if sys.stderr.isatty() else None).exit_code
 
 

@@ -86,7 +86,7 @@ class Runner:
             while number not in (self._launches, None):  # an earlier launch, after a process ended between the two
                 number, answer = self._receive(limit)
         except TimeoutError:
-            return self._ended(limit, 0)
+            return self._hung(limit)
         except (EOFError, OSError):
             return self._ended(limit, limit)
         except Exception as error:
@@ -152,6 +152,17 @@ class Runner:
             self._start()
         except (ArgumentError, BackendError) as error:  # it loaded before
             raise HarnessError(f"the target no longer loads: {error}") from None
+
+    def _hung(self, limit: float) -> Died | Hung:
+        """End a launch that hangs; on a CPU the process that has loaded the target stays."""
+        if self.backend != "gpu":
+            self._process.terminate()
+            with suppress(TimeoutError, EOFError, OSError):
+                while not isinstance(self._receive(limit)[1], Gone):
+                    pass
+                self._last_words()
+                return Hung(limit)
+        return self._ended(limit, 0)
 
     def _ended(self, limit: float, patience: float) -> Died | Hung:
         """How a launch without an answer ended, once the process has had `patience` more seconds to end."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, Verbosity, configuration, errors, given, seed, settings
 
-from ..spec import Case, CaseFileError, load_case, save_case
+from ..spec import ArgumentError, BackendError, Case, CaseFileError, load_case, save_case
 from .features import features_of
 from .harness import expect, judge
 from .journal import Journal
@@ -25,7 +25,7 @@ from .strategies import cases
 from .target import Target
 from .verdict import Verdict
 
-ROUND = 50  # examples of one profile before the next has its turn
+ROUND = 20  # examples of one profile before the next has its turn
 REPORT_SECONDS = 0.5
 RERUNS = 3
 
@@ -79,6 +79,13 @@ class Ended:
     error: str = ""
 
 
+@dataclass(frozen=True)
+class Refused:
+    """The target cannot be run at all: it does not load, or its backend is absent."""
+
+    error: ArgumentError | BackendError
+
+
 class _Stop(BaseException):
     """Ends a Hypothesis run at once. Not an Exception, which Hypothesis would take for a failing example."""
 
@@ -99,7 +106,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         configuration.set_hypothesis_home_dir(home)
         try:
-            ended = Worker(orders, connection).work()
+            ended: Ended | Refused = Worker(orders, connection).work()
+        except (ArgumentError, BackendError) as error:
+            ended = Refused(error)
         except (BrokenPipeError, ConnectionResetError, EOFError):
             return  # the campaign is gone
         except (HarnessError, CaseFileError, OSError) as error:
@@ -172,7 +181,9 @@ class Worker:
         def run(case: Case) -> None:
             try:
                 self._judge(case)
-            except (HarnessError, CaseFileError, OSError) as error:
+            except HarnessError as error:
+                raise _Broken(self._keep(case, error)) from error
+            except (CaseFileError, OSError) as error:
                 raise _Broken(error) from error
 
         try:
@@ -184,6 +195,15 @@ class Worker:
         except _Broken as broken:
             raise broken.args[0] from None
         return True
+
+    def _keep(self, case: Case, error: HarnessError) -> HarnessError:
+        """Save the case that a harness error came with, and say where."""
+        path = self.orders.folder / "errors" / f"worker-{self.orders.index}.json"
+        try:
+            save_case(path, replace(case, name=str(error)))
+        except CaseFileError as problem:
+            return HarnessError(f"{error}; the case is lost: {problem}")
+        return HarnessError(f"{error}; the case is in {path}")
 
     def _judge(self, case: Case) -> None:
         self._stop_if_due()

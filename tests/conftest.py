@@ -35,6 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail, instead of skipping, what needs this backend where it is absent",
     )
 
+    parser.addoption(
+        "--all-faults",
+        action="store_true",
+        help="look for every planted fault, not for one of each kind",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     required = config.getoption("--require-backend")

@@ -6,8 +6,9 @@ repository's root any of them is a target: `swa-decode-meta fuzz --target tests.
 
 from __future__ import annotations
 
-import atexit
+import hashlib
 import importlib.util
+import os
 import shutil
 import sys
 import tempfile
@@ -23,12 +24,15 @@ KERNEL = Path(swa_decode_meta.spec.__file__).parents[1] / "kernel"
 
 @dataclass(frozen=True)
 class Fault:
-    """Replace `old` by `new`, everywhere in `file` of the kernel's folder. within: cases that suffice to find it."""
+    """Replace `old` by `new`, everywhere in `file` of the kernel's folder.
+
+    routine: whether every run of the tests looks for it; the others are looked for with `pytest --all-faults`.
+    """
 
     old: str
     new: str
     file: str = "decode_meta.py"
-    within: int = 150
+    routine: bool = True
 
 
 FAULTS = {
@@ -38,23 +42,25 @@ FAULTS = {
         "tl.maximum(tl.maximum(end - window_size, 0), replay)", "tl.maximum(end - window_size, 0)"
     ),
     "padding_not_masked": Fault("live = valid & (named >= 0)", "live = (named >= 0)"),
-    "request_bound_off_by_one": Fault("(named < num_reqs)", "(named <= num_reqs)"),
-    "negative_request_accepted": Fault("& (named >= 0) &", "&"),
+    "request_bound_off_by_one": Fault("(named < num_reqs)", "(named <= num_reqs)", routine=False),
+    "negative_request_accepted": Fault("& (named >= 0) &", "&", routine=False),
     "tail_not_zeroed": Fault("mask=tail < lens_size)", "mask=tail < num_tokens)"),
     "tail_one_too_far": Fault("mask=tail < lens_size)", "mask=tail <= lens_size)"),
     "page_division": Fault("return position >> block_shift", "return (position + 1) >> block_shift"),
-    "page_division_of_odd_sizes": Fault("return position // block_size", "return (position + 1) // block_size"),
+    "page_division_of_odd_sizes": Fault(
+        "return position // block_size", "return (position + 1) // block_size", routine=False
+    ),
     "holes_kept": Fault(
         "tl.where((page >= 0) & (slot < 2147483648), slot, -1)", "tl.where(slot < 2147483648, slot, -1)"
     ),
     "holes_counted": Fault("kept = tl.sum(keep, axis=1)", "kept = length.to(tl.int32)"),
     "offset_of_the_wrong_row": Fault("t < row0,", "t < row0 - 1,"),
-    "offset_counts_own_row": Fault("t < row0,", "t <= row0,"),
+    "offset_counts_own_row": Fault("t < row0,", "t <= row0,", routine=False),
     "int32_product": Fault(
         "slot = page * tl.minimum(block_size, 2147483648)",
         "slot = (page.to(tl.int32) * block_size.to(tl.int32)).to(tl.int64)",
     ),
-    "slot_bound_missing": Fault("(page >= 0) & (slot < 2147483648)", "(page >= 0)"),
+    "slot_bound_missing": Fault("(page >= 0) & (slot < 2147483648)", "(page >= 0)", routine=False),
     "block_form_ends_early": Fault("end = seq_len\n", "end = prefix + t - q0 + 1\n"),
     "width_cut_missing": Fault("tl.minimum(tl.maximum(end - first, 0), width)", "tl.maximum(end - first, 0)"),
     "stray_write_after_the_row": Fault("(i < width))", "(i <= width))"),
@@ -63,7 +69,7 @@ FAULTS = {
         "    tl.store(is_valid + t, valid, mask=inside)\n    tl.store(token_to_req + t, 0, mask=inside & (valid == 0))",
     ),
     "read_past_the_table": Fault("& (k < columns)", "& (k <= columns)"),
-    "depends_on_the_sentinel": Fault("other=-1) >= 0\n", "other=-1) != -1\n"),
+    "depends_on_the_sentinel": Fault("other=-1) >= 0\n", "other=-1) != -1\n", routine=False),
     "depends_on_a_padded_request": Fault(
         "    tl.store(lens + t, length.to(tl.int32), mask=inside)",
         "    stray = tl.load(token_to_req + num_tokens - 1, mask=num_tokens > 0, other=0) < -2\n"
@@ -73,13 +79,17 @@ FAULTS = {
         "tl.where((page >= 0) & (slot < 2147483648), slot, -1)",
         "tl.where((page >= 0) & (slot < 2147483648) & (tl.load(row + k + 1, "
         "mask=(i < length[:, None]) & (k + 1 < columns), other=0) > -2147483648), slot, -1)",
+        routine=False,
     ),
-    "indptr_starts_unwritten": Fault("if program == 0:", "if program < 0:"),
-    "never_ends": Fault("earlier += COUNT_ROWS", "earlier += 0 * COUNT_ROWS"),
+    "indptr_starts_unwritten": Fault("if program == 0:", "if program < 0:", routine=False),
+    "never_ends": Fault("earlier += COUNT_ROWS", "earlier += 0 * COUNT_ROWS", routine=False),
     "nothing_without_rows": Fault(
-        "max(1, -(-num_tokens // shape.rows_per_program))", "-(-num_tokens // shape.rows_per_program)", "launch.py"
+        "max(1, -(-num_tokens // shape.rows_per_program))",
+        "-(-num_tokens // shape.rows_per_program)",
+        "launch.py",
+        routine=False,
     ),
-    "table_stride_ignored": Fault("block_table.stride(0),", "block_table.shape[1],", "launch.py"),
+    "table_stride_ignored": Fault("block_table.stride(0),", "block_table.shape[1],", "launch.py", routine=False),
 }
 
 
@@ -97,14 +107,26 @@ def source(name: str) -> dict[str, str]:
     return {file: text.replace("from ..spec", "from swa_decode_meta.spec") for file, text in files.items()}
 
 
+def _written(package: str, files: dict[str, str]) -> Path:
+    """A folder with these files, the same one for the same files: a process that a fault kills tidies nothing up."""
+    digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"{package}-{os.getuid()}-{digest}"
+    if not folder.exists():
+        new = Path(tempfile.mkdtemp(prefix=f"{package}-"))
+        for file, text in files.items():
+            (new / file).write_text(text)
+        try:
+            new.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(new)
+    return folder
+
+
 def build(name: str) -> Callable[..., Any]:
     """The launch of the faulty copy. Triton reads a kernel's source from its file, so the copy is a real package."""
     package = f"planted_{name}"
     if package not in sys.modules:
-        folder = Path(tempfile.mkdtemp(prefix=f"{package}-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        for file, text in source(name).items():
-            (folder / file).write_text(text)
+        folder = _written(package, source(name))
         spec = importlib.util.spec_from_file_location(
             package, folder / "__init__.py", submodule_search_locations=[str(folder)]
         )
