@@ -121,11 +121,14 @@ def _serve_in_forks(connection: Connection, launch: Callable[[Job], Done | Raise
             os.kill(pid, signal.SIGKILL)
 
     signal.signal(signal.SIGTERM, end_fork)
+    parent = os.getpid()
     while not _closed(connection):
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _die_with_parent()
+            if os.getppid() != parent:  # it died before this fork could ask to be told
+                os._exit(0)
             try:
                 _serve(connection, launch)
             except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -215,9 +218,9 @@ def _launch_shape(function: Callable[..., object]) -> Callable[..., object] | No
 def _launcher(function: Callable[..., object], backend: str) -> Callable[[Job], Done | Raised]:
     import torch
 
-    from .memory import BandedMemory, GuardedMemory, Memory, as_tensor
+    from .memory import GuardedMemory, Memory, as_tensor, gpu_memory
 
-    memory: Memory = BandedMemory(torch.device("cuda", 0)) if backend == "gpu" else GuardedMemory()
+    memory: Memory = gpu_memory(torch.device("cuda", 0)) if backend == "gpu" else GuardedMemory()
 
     launch_shape = _launch_shape(function)
 

@@ -2,13 +2,15 @@
 
 On the CPU each tensor lies against an inaccessible page, at its end or at its start, so that an access past that
 side kills the process, reads included. On a GPU, and on the tensor's other side on the CPU, lies a band of canary,
-which shows writes. Runs in the child process only; needs torch.
+which shows writes; or, with PYTORCH_NO_CUDA_MEMORY_CACHING set, each tensor is an allocation of its own, for a memory
+checker to watch. Runs in the child process only; needs torch.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -142,6 +144,34 @@ class BandedMemory:
             name = next(reversed(self._spans))
             damage = Damage(name, last + int(changed[0]) - self._spans[name][0])
         return images, damage
+
+
+class SeparateMemory:
+    """GPU memory: each tensor an allocation that ends where it ends, so that a memory checker sees one byte past."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._placed: dict[str, tuple[torch.Tensor, np.dtype[Any]]] = {}
+
+    def place(self, images: Mapping[str, Array], misalignment: int, guard: str) -> dict[str, torch.Tensor]:
+        """Ignores `guard`."""
+        self._placed.clear()
+        for name, image in images.items():
+            begin = misalignment * image.itemsize
+            whole = torch.empty(begin + image.nbytes, dtype=torch.uint8, device=self._device)
+            whole[begin:].copy_(torch.from_numpy(image.view(np.uint8).copy()))
+            self._placed[name] = (whole[begin:], image.dtype)
+        return {name: data.view(_TORCH_DTYPES[dtype.name]) for name, (data, dtype) in self._placed.items()}
+
+    def read(self) -> tuple[dict[str, Array], Damage | None]:
+        """See Memory; damage is for the memory checker to report."""
+        return {name: data.cpu().numpy().view(dtype) for name, (data, dtype) in self._placed.items()}, None
+
+
+def gpu_memory(device: torch.device) -> Memory:
+    """Memory for launches on a GPU: separate where torch was told to leave allocation to the driver."""
+    separate = "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ
+    return SeparateMemory(device) if separate else BandedMemory(device)
 
 
 def as_tensor(flat: torch.Tensor, place: Placement, middle_axis: bool) -> torch.Tensor:

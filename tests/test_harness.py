@@ -974,6 +974,41 @@ def test_a_byte_changed_in_the_band_is_damage_at_its_offset(memory: Any, guard: 
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("misalignment", [0, 3])
+@pytest.mark.parametrize("kind", ["BandedMemory", "SeparateMemory"])
+def test_memory_for_a_gpu_holds_what_is_placed_too(kind: str, misalignment: int) -> None:
+    torch = pytest.importorskip("torch")
+    from swa_decode_meta.fuzz import memory
+
+    of_gpu = getattr(memory, kind)(torch.device("cpu"))
+    for placed in (images(), {name: np.tile(image, 50) for name, image in images().items()}, images()):
+        flat = of_gpu.place(placed, misalignment, "end")
+        found, damage = of_gpu.read()
+        assert damage is None
+        assert {name: image.tobytes() for name, image in found.items()} == {
+            name: image.tobytes() for name, image in placed.items()
+        }
+        flat["lens"][0] = 77
+        assert of_gpu.read()[0]["lens"][0] == 77
+        if kind == "SeparateMemory":
+            spare = flat["lens"].untyped_storage().nbytes() - flat["lens"].numel() * 4
+            assert spare == misalignment * 4
+
+
+@pytest.mark.kernel
+def test_memory_on_a_gpu_is_separate_where_torch_leaves_allocation_to_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    from swa_decode_meta.fuzz.memory import BandedMemory, SeparateMemory, gpu_memory
+
+    monkeypatch.delenv("PYTORCH_NO_CUDA_MEMORY_CACHING", raising=False)
+    assert isinstance(gpu_memory(torch.device("cpu")), BandedMemory)
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    assert isinstance(gpu_memory(torch.device("cpu")), SeparateMemory)
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("guard", ["start", "end"])
 def test_an_empty_tensor_is_placed_too(memory: Any, guard: str) -> None:
     flat = memory.place({"ragged": np.empty(0, np.int32), "is_valid": np.empty(0, np.uint8)}, 0, guard)
