@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from swa_decode_meta.spec import INPUTS, Batch, Result, load_cases
+from swa_decode_meta.spec import INPUTS, Batch, BufferLayout, Case, Result, load_cases
 
 DATA = Path(__file__).parent / "data"
 REPORTED_FILE = DATA / "reported.json"
@@ -61,3 +61,26 @@ def served(rows: int, query_len: int = 1, seed: int = 0, **changes: Any) -> Batc
         "replay_start": np.zeros(requests, np.int32),
     }
     return Batch(**{**given, **changes})
+
+
+# SPEC.md's example in wider rows, with a second request that no token names and room wherever there may be some.
+BATCH = Batch(
+    num_tokens=3,
+    window_size=5,
+    block_size=4,
+    width=6,
+    slot_mapping=[43, 8, -1],
+    token_to_req=[0, 0, 99],
+    query_start_loc=[0, 2, 2],
+    seq_lens=[9, 3],
+    block_table=[[7, 10, 2], [1, 3, 5]],
+    replay_start=[4, 0],
+)
+ROOM = {"indices_row_gap": 2, "block_table_row_gap": 1, "spare_rows": 2, "lens_tail": 3, "ragged_spare": 2}
+CASE = Case(BATCH, BufferLayout(**ROOM))
+GUARDED = {guard: Case(BATCH, BufferLayout(guard=guard, **ROOM)) for guard in ("start", "end")}
+
+
+def batch_with(**changes: Any) -> Batch:
+    """BATCH with changes."""
+    return replace(BATCH, **changes)

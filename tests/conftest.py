@@ -7,6 +7,7 @@ import sys
 from importlib import metadata, util
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from swa_decode_meta.fuzz.devices import pin
 
@@ -22,6 +23,10 @@ def _backend() -> str:
 
     return "gpu" if torch.cuda.is_available() else "interpreter"
 
+
+# Batches take as long as they take, and what a test draws must not depend on what an earlier run left behind.
+settings.register_profile("project", deadline=None, database=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("project")
 
 BACKEND = _backend()
 if BACKEND == "interpreter":

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 import swa_decode_meta.spec
 from swa_decode_meta.fuzz import bench, check, exhaustive
@@ -160,7 +160,7 @@ def test_both_oracles_read_the_same_on_golden_batches() -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_both_oracles_write_and_read_the_same_on_random_batches_of_real_sizes(profile: str) -> None:
-    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=150)
     @given(cases(profile))
     def compare(case: Case) -> None:
         batch = check.affordable(case.batch)
