@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 from ..spec import ArgumentError, BackendError, CaseFileError, write_atomically
 from .devices import pin
-from .features import FEATURES
+from .features import reachable
 from .target import Target
 from .worker import Ended, Found, Orders, Progress, Refused, Started
 
@@ -37,7 +37,7 @@ _WORKER = "from swa_decode_meta.fuzz.worker import main; main()"
 
 @dataclass
 class Totals:
-    """What all workers have done so far."""
+    """What all workers have done so far. started: when the first of them had its target loaded (time.monotonic)."""
 
     cases: int = 0
     features: Counter[str] = field(default_factory=Counter)
@@ -46,6 +46,12 @@ class Totals:
     reasons: Counter[str] = field(default_factory=Counter)
     backend: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since then."""
+        return time.monotonic() - self.started
 
     @property
     def failures(self) -> list[Found]:
@@ -130,25 +136,31 @@ class Campaign:
         cannot be run.
         """
         self._make_folder()
-        totals, started = Totals(), time.monotonic()
+        totals = Totals()
         members: list[_Member] = []
         live = _Live(echo, terminal)
+        plural = "s" * (self.workers > 1)
+        echo(f"campaign {self.folder}: target {self.target.name}, seed {self.seed}, {self.workers} worker{plural}")
         self._write_state(totals, 0.0, finished=False)
         try:
             try:
                 members += [_Member(orders) for orders in self._orders()]
-                self._watch(members, totals, started, live)
+                self._watch(members, totals, live)
             except KeyboardInterrupt:
                 live.clear()
                 echo("stopping: finishing the cases in flight")
                 self._stop(members, totals, live)
+            except (ArgumentError, BackendError):
+                for member in members:
+                    member.process.kill()  # the others would find the same, later
+                raise
             finally:
                 for member in members:
                     member.close()
         except (ArgumentError, BackendError):
-            shutil.rmtree(self.folder)
+            shutil.rmtree(self.folder, ignore_errors=True)
             raise
-        elapsed = time.monotonic() - started
+        elapsed = totals.elapsed
         self._tidy()
         self._write_state(totals, elapsed, finished=True)
         live.clear()
@@ -188,7 +200,7 @@ class Campaign:
             for index in range(self.workers)
         ]
 
-    def _watch(self, members: list[_Member], totals: Totals, started: float, live: _Live) -> None:
+    def _watch(self, members: list[_Member], totals: Totals, live: _Live) -> None:
         """Take reports until every worker has ended."""
         active = list(members)
         written = 0.0
@@ -199,11 +211,10 @@ class Campaign:
             if self.until_failure and totals.failures:
                 for member in active:
                     member.tell("a failure was found")
-            elapsed = time.monotonic() - started
-            if elapsed - written >= LIVE_SECONDS:
-                written = elapsed
-                self._write_state(totals, elapsed, finished=False)
-            live.show(lambda: self._line(totals, elapsed, members))  # noqa: B023
+            if time.monotonic() - written >= LIVE_SECONDS:
+                written = time.monotonic()
+                self._write_state(totals, totals.elapsed, finished=False)
+            live.show(lambda: self._line(totals, members))
 
     def _take(self, member: _Member, totals: Totals, live: _Live) -> bool:
         """Take one report; False when the worker has ended."""
@@ -219,6 +230,8 @@ class Campaign:
             totals.features += report.features
             member.doing = report.doing
         elif isinstance(report, Started):
+            if not totals.backend:
+                totals.started = time.monotonic()
             totals.backend, totals.versions = report.backend, report.versions
             member.doing = "drawing"
         elif isinstance(report, Found):
@@ -250,12 +263,13 @@ class Campaign:
             pass
         totals.reasons["interrupted"] += 1
 
-    def _line(self, totals: Totals, elapsed: float, members: list[_Member]) -> str:
+    def _line(self, totals: Totals, members: list[_Member]) -> str:
+        elapsed = totals.elapsed
         limit = f"/{self.seconds:g}" if self.seconds is not None else ""
         busy = {member.doing for member in members} - {"drawing"}
         return (
             f"{elapsed:.0f}{limit} s, {totals.cases} cases, {totals.cases / max(elapsed, 1e-9):.1f} cases/s, "
-            f"{len(totals.failures)} failures, {len(totals.features)}/{len(FEATURES)} features"
+            f"{_failures(totals)}, {len(totals.features)}/{len(reachable(self.profiles))} features"
             + (f", {'; '.join(sorted(busy))}" if busy else "")
         )
 
@@ -269,17 +283,18 @@ class Campaign:
             f"{totals.cases} cases in {elapsed:.1f} s by {self.workers} worker{'s' * (self.workers > 1)}, "
             f"{rate:.1f} cases/s, profiles {', '.join(self.profiles)}"
         )
-        echo(f"{len(totals.features)} of {len(FEATURES)} features seen:")
+        features = reachable(self.profiles)
+        echo(f"{len(totals.features)} of the {len(features)} features that these profiles can have seen:")
         for name, count in totals.features.most_common():
             echo(f"  {count:8d}  {name}")
-        missed = [name for name in FEATURES if name not in totals.features]
+        missed = [name for name in features if name not in totals.features]
         if missed:
             echo(f"not seen: {', '.join(missed)}")
         for error in totals.errors:
             echo(f"harness error: {error}")
         for found in totals.found:
             echo(f"{'failure' if found.reproduced else 'did not fail again'}: {found.words}")
-        echo(f"{len(totals.failures)} failures")
+        echo(_failures(totals))
         if totals.failures:
             command = ["swa-decode-meta", "replay", "--target", self.target.name]
             command += [str(found.path) for found in totals.failures]
@@ -306,6 +321,11 @@ class Campaign:
             "finished": finished,
         }
         write_atomically(self.folder / "campaign.json", json.dumps(state, indent=1) + "\n")
+
+
+def _failures(totals: Totals) -> str:
+    count = len(totals.failures)
+    return f"{count} failure{'s' * (count != 1)}"
 
 
 class _Live:

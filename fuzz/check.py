@@ -28,10 +28,10 @@ from ..spec import (
     Int32Array,
     Result,
     check_legal,
-    load_cases,
     save_case,
 )
 from . import exhaustive
+from .replay import files_of, read
 
 OK, HARNESS_ERROR = 0, 3
 
@@ -63,7 +63,7 @@ def run(paths: Sequence[Path], seconds: float, echo: Callable[[str], None], full
     Returns 0; or 3 when the oracles differ, or a recorded result differs from them: then the last line has
     the first difference, and the file that the case was saved in. Raises CaseFileError for a bad case file.
     """
-    files = {path: load_cases(path) for path in paths}
+    files = {path: read(path) for path in files_of(paths)}
     try:
         for part in (
             _examples,

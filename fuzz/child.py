@@ -171,7 +171,7 @@ def _load(target: Target) -> tuple[Ready | Unusable, Callable[[Job], Done | Rais
     has_gpu = torch.cuda.is_available()
     backend = target.backend or ("gpu" if has_gpu and not interpreted else "interpreter")
     if backend == "gpu" and not has_gpu:
-        return Unusable("no GPU that torch can see", True), None
+        return Unusable(f"no GPU that torch {torch.__version__} can see; @interpreter needs none", True), None
     # Triton reads it when a kernel is defined, its own library's too: this comes before anything imports triton.
     os.environ["TRITON_INTERPRET"] = "0" if backend == "gpu" else "1"
     try:
@@ -182,10 +182,18 @@ def _load(target: Target) -> tuple[Ready | Unusable, Callable[[Job], Done | Rais
         sys.path.append(os.getcwd())  # the target may be a module of the user's working directory
     try:
         function = getattr(importlib.import_module(target.module), target.function)
+    except ModuleNotFoundError as error:
+        return Unusable(
+            f"target {target.name}: {_words(error)} (here, in {os.getcwd()}, or on PYTHONPATH)", False
+        ), None
     except (Exception, SystemExit) as error:
         return Unusable(f"target {target.name}: {type(error).__name__}: {_words(error)}", False), None
     if not callable(function):
         return Unusable(f"target {target.name}: {target.function} is not callable", False), None
+    if not _takes_a_launch(function):
+        return Unusable(
+            f"target {target.name}: {target.function} takes other arguments than vLLM's launch", False
+        ), None
     versions = {"python": sys.version.split()[0], "torch": torch.__version__, "triton": triton.__version__}
     if backend == "gpu":
         versions["device"] = torch.cuda.get_device_name()
@@ -195,7 +203,7 @@ def _load(target: Target) -> tuple[Ready | Unusable, Callable[[Job], Done | Rais
 
 
 def _without(error: ImportError) -> Unusable:
-    return Unusable(f"{error}; install the kernel extra: pip install 'swa-decode-meta[kernel]'", absent=True)
+    return Unusable(f"{error}; the kernel extra, swa-decode-meta[kernel], has torch and triton", absent=True)
 
 
 def _words(error: BaseException) -> str:
@@ -204,6 +212,17 @@ def _words(error: BaseException) -> str:
         return (str(error).strip().splitlines() or [""])[-1]
     except Exception:
         return ""
+
+
+def _takes_a_launch(function: Callable[..., object]) -> bool:
+    """Whether a function can be called with the 15 arguments of a launch, by position, as far as can be told."""
+    try:
+        inspect.signature(function).bind(*range(15))
+    except TypeError:
+        return False
+    except ValueError:  # not a Python function
+        return True
+    return True
 
 
 def _launch_shape(function: Callable[..., object]) -> Callable[..., object] | None:

@@ -68,7 +68,12 @@ def cli() -> None:
 
 @cli.command()
 @_target_option
-@click.option("--time", "seconds", type=_Seconds(), help="Stop after this time: 60s, 10m, 8h. [default: 60s]")
+@click.option(
+    "--time",
+    "seconds",
+    type=_Seconds(),
+    help="Stop after this time: 60s, 10m, 8h. [default: 60s, if nothing else ends it]",
+)
 @click.option("--examples", type=click.IntRange(1), help="Stop after so many cases instead.")
 @click.option("--profile", type=click.Choice([*PROFILES, "all"]), default="all", show_default=True)
 @click.option("--seed", type=click.IntRange(0), help="Draw the same cases again. [default: a new one]")
@@ -126,13 +131,13 @@ def replay(paths: tuple[Path, ...], target: str, hang: float) -> int:
 
 
 @cli.command()
-@click.argument("path", type=click.Path(exists=True, path_type=Path), metavar="FILE")
-def show(path: Path) -> int:
-    """Draw the batches of a case file: positions, pages, windows, replay starts, holes, and the rows expected."""
-    from .replay import read
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="FILE...")
+def show(paths: tuple[Path, ...]) -> int:
+    """Draw the batches of case files, or of folders of them: pages, windows, replay starts, holes, rows expected."""
+    from .replay import files_of, read
     from .show import draw
 
-    click.echo("\n\n".join(draw(case) for case in read(path)))
+    click.echo("\n\n".join(draw(case) for path in files_of(paths) for case in read(path)))
     return 0
 
 
@@ -166,9 +171,7 @@ def _need_hypothesis() -> None:
     try:
         import hypothesis  # noqa: F401
     except ImportError:
-        raise BackendError(
-            "hypothesis is not installed; install the fuzz extra: pip install 'swa-decode-meta[fuzz]'"
-        ) from None
+        raise BackendError("hypothesis is not installed; the fuzz extra, swa-decode-meta[fuzz], has it") from None
 
 
 def main() -> None:

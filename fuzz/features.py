@@ -5,7 +5,7 @@ Branch coverage cannot see inside a GPU program; the features of the inputs can 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -193,7 +193,41 @@ FEATURES: dict[str, Callable[[View], bool]] = {
 }
 
 
+_ILLEGAL = {
+    "illegal batch",
+    "valid row names no request",
+    "sequence shorter than its query",
+    "query_start_loc decreases",
+    "replay past the position",
+    "row cut to width",
+    "live row that sees nothing",
+    "position past int32",
+    "hole in the window",
+    "no slot for a position",
+    "position past the table",
+}
+_NOT_SERVED = {
+    "no tokens",
+    "no requests",
+    "more than 1024 rows",
+    "zero-length request",
+    "page size not a power of two",
+    "one position a page",
+}
+BEYOND: dict[str, set[str]] = {
+    "serving": _ILLEGAL | _NOT_SERVED | {"slot does not fit int32"},
+    "legal": _ILLEGAL | {"slot does not fit int32", "sequence past 64k"},
+    "hostile": set(),
+}
+"""The features that the cases of a profile cannot have."""
+
+
 def features_of(case: Case) -> list[str]:
     """The names of the features that a case has."""
     view = View(case)
     return [name for name, has in FEATURES.items() if has(view)]
+
+
+def reachable(profiles: Iterable[str]) -> list[str]:
+    """The features that cases of these profiles can have."""
+    return [name for name in FEATURES if any(name not in BEYOND[profile] for profile in profiles)]

@@ -17,7 +17,8 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix in (".json", ".npz") and p.name != "campaign.json")
+            inside = sorted(p for p in path.rglob("*.json") if p.name != "campaign.json")
+            inside += sorted(p for p in path.rglob("*.npz") if p.parent.name == "pending")
             if not inside:
                 raise CaseFileError(path, "", "holds no case files")
             files += inside

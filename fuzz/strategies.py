@@ -311,6 +311,7 @@ def _layouts() -> st.SearchStrategy[BufferLayout]:
 
 # For the interpreter: into how many parts to cut a launch's rows, the rows counted, a row's pages and its columns.
 _INTERPRETER_PARTS = ((2, 3, 2, 1), (3, 1, 1, 2), (5, 2, 3, 3))
+_INTERPRETER_MOST = (512, 512, 1024, 1024)  # of each: Triton has no tile of more than 2**20 elements
 
 
 def _shapes(backend: str, batch: Batch) -> st.SearchStrategy[Mapping[str, int] | None]:
@@ -323,7 +324,10 @@ def _shapes(backend: str, batch: Batch) -> st.SearchStrategy[Mapping[str, int] |
     sizes = (batch.num_tokens, batch.num_tokens, (batch.width - 1) // batch.block_size + 2, batch.width)
     shapes = []
     for parts in _INTERPRETER_PARTS:
-        chunks = [_power_of_two(-(-size // part)) for size, part in zip(sizes, parts, strict=True)]
+        chunks = [
+            min(most, _power_of_two(-(-size // part)))
+            for size, part, most in zip(sizes, parts, _INTERPRETER_MOST, strict=True)
+        ]
         shapes.append(dict(zip(SHAPE_FIELDS, (*chunks, 2 * TAIL_CHUNK), strict=False)))
     return st.sampled_from((None, None, None, *shapes))
 

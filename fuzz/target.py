@@ -35,10 +35,9 @@ def parse_target(text: str) -> Target:
     if at and backend not in BACKENDS:
         raise ArgumentError("target", f"a backend of {' or '.join(BACKENDS)} after @", brief(text))
     module, _, function = (KERNEL if place == "kernel" else place).partition(":")
-    if not re.fullmatch(r"\w+(\.\w+)*", module) or not function.isidentifier():
-        raise ArgumentError(
-            "target", "kernel or package.module:function, with @gpu or @interpreter if wanted", brief(text)
-        )
+    if not re.fullmatch(r"\w+(\.\w+)*", module) or not function.isidentifier() or module.endswith(".py"):
+        expected = "kernel or package.module:function (no path, no .py), with @gpu or @interpreter if wanted"
+        raise ArgumentError("target", expected, brief(text))
     return Target(text, module, function, backend)
 
 
@@ -52,5 +51,6 @@ def check_shape(target: Mapping[str, Any]) -> None:
     for key, value in shape.items():
         if key not in SHAPE_FIELDS:
             raise ArgumentError("target.shape", f"fields among {', '.join(SHAPE_FIELDS)}", brief(key))
-        if type(value) is not int or not 1 <= value <= 2**15 or value & (value - 1):
-            raise ArgumentError(f"target.shape.{key}", "a power of two up to 2**15", brief(value))
+        most = 2**15 if key == "tail_chunk" else 2**10  # any two make a tile that Triton takes
+        if type(value) is not int or not 1 <= value <= most or value & (value - 1):
+            raise ArgumentError(f"target.shape.{key}", f"a power of two up to {most}", brief(value))

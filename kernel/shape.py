@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from ..spec import ArgumentError
+from ..spec import ArgumentError, brief
+
+_LARGEST_TILE = 2**20  # elements
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,12 @@ class LaunchShape:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value & (value - 1):
-                raise ArgumentError(f"shape.{name}", "a power of two", repr(value))
+                raise ArgumentError(f"shape.{name}", "a power of two", brief(value))
+        for name, other in (("rows_per_program", "width_chunk"), ("count_rows", "page_chunk")):
+            size = getattr(self, name) * getattr(self, other)
+            if size > _LARGEST_TILE:
+                expected = f"{name} * {other} of at most {_LARGEST_TILE}, Triton's largest tile"
+                raise ArgumentError(f"shape.{name}", expected, brief(size))
 
 
 def _power_of_two(least: int) -> int:

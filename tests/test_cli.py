@@ -198,7 +198,7 @@ def test_a_campaign_without_a_finding(tmp_path: Path) -> None:
         "seed 5",
         "30 cases in",
         "cases/s",
-        f"of {len(FEATURES)} features seen",
+        f"of the {len(FEATURES)} features",
         "torch ",
     ):
         assert words in ended.out

@@ -779,25 +779,33 @@ def test_no_launch_shape_changes_the_result(shape: LaunchShape, noncausal: bool,
 # ------------------------------------------------------------------------------------------- what a call does
 
 
+def only_counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Launches, which are counted here and not made."""
+    launched: list[Any] = []
+    monkeypatch.setattr(
+        type(module.decode_meta_kernel), "__getitem__", lambda self, grid: lambda *args, **kwargs: launched.append(args)
+    )
+    return launched
+
+
 @pytest.mark.parametrize("changes", [{}, {"num_tokens": 0}, {"noncausal": True}])
 def test_a_call_is_exactly_one_kernel_launch(changes: Arguments, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted on the class, so that a second kernel beside the first would count too."""
     kind = type(module.decode_meta_kernel)
-    run, launched = kind.run, []
+    of_grid, launched = kind.__getitem__, []
 
-    def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def counting(self: Any, grid: Any) -> Any:
         launched.append(self)
-        return run(self, *args, **kwargs)
+        return of_grid(self, grid)
 
-    monkeypatch.setattr(kind, "run", counting)
+    monkeypatch.setattr(kind, "__getitem__", counting)
     batch = a_batch(**changes)
     check(batch, {**arguments_for(batch, device), "lens": poisoned((5000,), torch.int32, device)})
     assert launched == [module.decode_meta_kernel]
 
 
 def test_a_refused_call_launches_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[Any] = []
-    monkeypatch.setattr(type(module.decode_meta_kernel), "run", lambda *args, **kwargs: launched.append(args))
+    launched = only_counted(monkeypatch)
     refused({**arguments_for(a_batch(), device), "window_size": 0}, "window_size")
     assert launched == []
     launch(**arguments_for(a_batch(), device))
@@ -819,8 +827,7 @@ class Counting(TorchDispatchMode):  # type: ignore[misc]
 @pytest.mark.parametrize("changes", [{}, {"num_tokens": 0}, {"noncausal": True}, EMPTY | {"block_table": []}])
 def test_no_torch_operator_runs_in_a_call(changes: Arguments, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator is a kernel or a copy of its own. The interpreter runs some: the kernel is left out."""
-    launched: list[Any] = []
-    monkeypatch.setattr(type(module.decode_meta_kernel), "run", lambda *args, **kwargs: launched.append(args))
+    launched = only_counted(monkeypatch)
     arguments = arguments_for(a_batch(**changes), device)
     arguments["indices"] = strided((4, 1, 5), (8, 8, 1), torch.int32, device)
     with Counting() as mode:

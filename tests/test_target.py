@@ -52,7 +52,7 @@ def test_a_bad_target_is_refused_in_one_line(text: str) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    [{}, {"shape": None}, {"shape": {}}, {"shape": dict.fromkeys(SHAPE_FIELDS, 1)}, {"shape": {"num_warps": 2**15}}],
+    [{}, {"shape": None}, {"shape": {}}, {"shape": dict.fromkeys(SHAPE_FIELDS, 1)}, {"shape": {"tail_chunk": 2**15}}],
 )
 def test_a_shape_of_powers_of_two_is_accepted(target: dict[str, Any]) -> None:
     check_shape(target)
