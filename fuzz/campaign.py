@@ -107,8 +107,9 @@ class _Member:
             self.process.wait()
         self.log.close()
         path = Path(self.log.name)
-        if path.stat().st_size == 0:
-            path.unlink()
+        with suppress(OSError):  # the folder may be gone
+            if path.stat().st_size == 0:
+                path.unlink()
 
 
 @dataclass(frozen=True)
@@ -179,9 +180,8 @@ class Campaign:
     def _tidy(self) -> None:
         """Remove the folders that nothing was left in."""
         for name in ("pending", "failures"):
-            folder = self.folder / name
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
+            with suppress(OSError):  # it does not exist, or holds something
+                (self.folder / name).rmdir()
 
     def _orders(self) -> list[Orders]:
         share, more = divmod(self.examples, self.workers) if self.examples is not None else (None, 0)
@@ -261,7 +261,7 @@ class Campaign:
                         active.remove(member)
         except KeyboardInterrupt:  # the second one: now
             pass
-        totals.reasons["interrupted"] += 1
+        totals.reasons["interrupted"] = 1
 
     def _line(self, totals: Totals, members: list[_Member]) -> str:
         elapsed = totals.elapsed
@@ -292,6 +292,9 @@ class Campaign:
             echo(f"not seen: {', '.join(missed)}")
         for error in totals.errors:
             echo(f"harness error: {error}")
+        unfinished = set((self.folder / "failures").glob("*.json")) - {found.path for found in totals.found}
+        for path in sorted(unfinished):
+            echo(f"found, neither shrunk nor run again: {path}")
         for found in totals.found:
             echo(f"{'failure' if found.reproduced else 'did not fail again'}: {found.words}")
         echo(_failures(totals))
@@ -320,7 +323,11 @@ class Campaign:
             "reasons": dict(totals.reasons),
             "finished": finished,
         }
-        write_atomically(self.folder / "campaign.json", json.dumps(state, indent=1) + "\n")
+        try:
+            write_atomically(self.folder / "campaign.json", json.dumps(state, indent=1) + "\n")
+        except CaseFileError as error:  # what was found is worth more than this file
+            if str(error) not in totals.errors:
+                totals.errors.append(str(error))
 
 
 def _failures(totals: Totals) -> str:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ..spec import printable
 from .image import Array, Placement
 from .target import Target
 
@@ -89,7 +90,7 @@ class Raised:
 
 def main() -> None:
     """Serve on the socket whose descriptor is the first argument, until the other end closes."""
-    _die_with_parent()
+    die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the campaign's to handle
     faulthandler.enable()
@@ -126,7 +127,7 @@ def _serve_in_forks(connection: Connection, launch: Callable[[Job], Done | Raise
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            _die_with_parent()
+            die_with_parent()
             if os.getppid() != parent:  # it died before this fork could ask to be told
                 os._exit(0)
             try:
@@ -154,7 +155,7 @@ def _closed(connection: Connection) -> bool:
             return True
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Have Linux kill this process when its parent goes, even while a kernel hangs."""
     pr_set_pdeathsig = 1
     libc = ctypes.CDLL(None)
@@ -209,7 +210,7 @@ def _without(error: ImportError) -> Unusable:
 def _words(error: BaseException) -> str:
     """The last line of what an error says, which is where compilers put it; nothing, if it fails to say it."""
     try:
-        return (str(error).strip().splitlines() or [""])[-1]
+        return printable((str(error).strip().splitlines() or [""])[-1][:500])
     except Exception:
         return ""
 
@@ -257,7 +258,7 @@ def _launcher(function: Callable[..., object], backend: str) -> Callable[[Job], 
             if backend == "gpu":
                 torch.cuda.synchronize()
         except Exception as error:
-            return Raised(type(error).__name__, _words(error))
+            return Raised(printable(type(error).__name__)[:100].replace("\n", "?"), _words(error))
         images, damage = memory.read()
         return Done(images, (damage.tensor, damage.offset) if damage else None)
 

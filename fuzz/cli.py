@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..spec import ArgumentError, BackendError, CaseFileError, write_atomically
+from ..spec import ArgumentError, BackendError, CaseFileError, printable, write_atomically
 
 FOUND, MISUSE, HARNESS, ABSENT = 1, 2, 3, 4
 PROFILES = ("serving", "legal", "hostile")
@@ -99,6 +100,7 @@ def fuzz(
     from .campaign import Campaign
     from .target import parse_target
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as clean a stop as Ctrl-C
     workers = workers or min(8, os.cpu_count() or 1)
     if examples is not None:
         workers = min(workers, examples)
@@ -115,7 +117,7 @@ def fuzz(
     )
     plural = "s" * (workers > 1)
     click.echo(f"campaign {campaign.folder}: target {target}, seed {campaign.seed}, {workers} worker{plural}")
-    return campaign.run(click.echo, sys.stderr if sys.stderr.isatty() else None).exit_code
+    return campaign.run(_say, sys.stderr if sys.stderr.isatty() else None).exit_code
 
 
 @cli.command()
@@ -127,7 +129,7 @@ def replay(paths: tuple[Path, ...], target: str, hang: float) -> int:
     from .replay import replay as run
     from .target import parse_target
 
-    return run(parse_target(target), paths, hang, click.echo)
+    return run(parse_target(target), paths, hang, _say)
 
 
 @cli.command()
@@ -137,7 +139,7 @@ def show(paths: tuple[Path, ...]) -> int:
     from .replay import files_of, read
     from .show import draw
 
-    click.echo("\n\n".join(draw(case) for path in files_of(paths) for case in read(path)))
+    _say("\n\n".join(draw(case) for path in files_of(paths) for case in read(path)))
     return 0
 
 
@@ -150,7 +152,7 @@ def check(paths: tuple[Path, ...], seconds: float, full: bool) -> int:
     _need_hypothesis()
     from .check import run
 
-    return run(paths, seconds, click.echo, full=full)
+    return run(paths, seconds, _say, full=full)
 
 
 @cli.command()
@@ -163,8 +165,16 @@ def bench(seconds: float, path: Path | None) -> int:
     figures = run_oracles(seconds)
     if path is not None:
         write_atomically(path, json.dumps(figures, indent=1) + "\n")
-    click.echo(table(figures))
+    _say(table(figures))
     return 0
+
+
+def _say(text: str, err: bool = False) -> None:
+    """Print text that may come from a target or a file. A reader who has gone does not end a campaign."""
+    try:
+        click.echo(printable(text), err=err)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno() if err else sys.stdout.fileno())
 
 
 def _need_hypothesis() -> None:
@@ -189,15 +199,15 @@ def _run() -> int:
         error.show()
         return MISUSE
     except BackendError as error:
-        click.echo(f"error: {error}", err=True)
+        _say(f"error: {error}", err=True)
         return ABSENT
     except (ArgumentError, CaseFileError) as error:
-        click.echo(f"error: {error}", err=True)
+        _say(f"error: {error}", err=True)
         return MISUSE
     except Exception as error:
         if os.environ.get("SWA_DECODE_META_TRACEBACK"):
             raise
         words = f"{type(error).__name__}: {error}".splitlines()[0]
-        click.echo(f"harness error: {words} (SWA_DECODE_META_TRACEBACK=1 shows where)", err=True)
+        _say(f"harness error: {words} (SWA_DECODE_META_TRACEBACK=1 shows where)", err=True)
         return HARNESS
     return int(code or 0)

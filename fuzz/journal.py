@@ -5,8 +5,10 @@ Binary, since it is written for every launch; `swa-decode-meta replay` reads it 
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..spec import INPUTS, Batch, BufferLayout, Case, CaseFileError, brief
+from ..spec import INPUTS, MAX_ENTRIES, Batch, BufferLayout, Case, CaseFileError, brief, read_bytes
 
 _SCALARS = ("num_tokens", "window_size", "block_size", "width", "noncausal")
 
@@ -44,13 +46,17 @@ class Journal:
 
 def read_journal(path: Path) -> Case:
     """The case that a journal holds. Raises CaseFileError."""
+    data = read_bytes(path)
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            note = json.loads(archive["note"].tobytes())
-            inputs = {name: archive[name] for name in INPUTS}
-        scalars = {name: note[name] for name in _SCALARS}
-        return Case(Batch(**scalars, **inputs), BufferLayout(**note["buffers"]), target=note["target"])
-    except OSError as error:
-        raise CaseFileError(path, "", f"cannot be read: {error.strerror or error}") from None
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if any(item.compress_type != zipfile.ZIP_STORED for item in archive.infolist()):
+                raise ValueError("compressed")  # a small file must not become a large one
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            note = json.loads(arrays["note"].tobytes())
+            inputs = {name: arrays[name] for name in INPUTS}
+        batch = Batch(**{name: note[name] for name in _SCALARS}, **inputs)
+        if batch.num_tokens * batch.width > MAX_ENTRIES:
+            raise ValueError(f"num_tokens * width is above {MAX_ENTRIES}")
+        return Case(batch, BufferLayout(**note["buffers"]), target=dict(note["target"]))
     except Exception as error:  # a damaged archive has zipfile, zlib and NumPy raise nearly anything
         raise CaseFileError(path, "", f"is not a whole journal: {type(error).__name__}: {brief(str(error))}") from None

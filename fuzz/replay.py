@@ -7,9 +7,12 @@ from pathlib import Path
 
 from ..spec import ArgumentError, Case, CaseFileError, load_cases
 from .harness import expect, judge
+from .image import placements
 from .journal import read_journal
 from .runner import HarnessError, Runner
 from .target import Target, check_shape
+
+MAX_ELEMENTS = 2**27  # of all tensors of a case with their gaps and spare rows: it is held several times over
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -37,6 +40,9 @@ def read(path: Path) -> list[Case]:
             raise CaseFileError(
                 path, f"[{i}].{error.argument}", f"expected {error.expected}, got {error.got}"
             ) from None
+        elements = sum(place.size for place in placements(case.batch, case.buffers).values())
+        if elements > MAX_ELEMENTS:
+            raise CaseFileError(path, f"[{i}].buffers", f"tensors of {elements} elements, above {MAX_ELEMENTS}")
     return cases
 
 
@@ -68,7 +74,7 @@ def _outcomes(runner: Runner, files: Sequence[Path]) -> Iterator[tuple[str, str,
             yield str(path), f"ERROR: {': '.join(part for part in (error.field, error.problem) if part)}", 2
             continue
         for i, case in enumerate(cases):
-            name = str(path) if len(cases) == 1 else f"{path}[{i}] {case.name}".rstrip()
+            name = str(path) if len(cases) == 1 else f"{path}[{i}] {' '.join(case.name.split())}".rstrip()
             yield (name, *_outcome(case, runner))
 
 

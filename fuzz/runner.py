@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from ..spec import ArgumentError, BackendError
+from ..spec import ArgumentError, BackendError, printable
 from .child import Done, Gone, Job, Raised, Ready, Unusable
 from .target import Target
 
@@ -205,5 +205,5 @@ def crash_site(last_words: str) -> str:
     harness = re.escape(os.path.dirname(__file__))
     for file, line, function in re.findall(r'File "([^"]+)", line (\d+) in (\S+)', last_words):
         if not re.search(rf"{harness}/|/lib/python3|/(site|dist)-packages/|<frozen", file):
-            return f"{os.path.basename(file)}:{line} in {function}"
+            return printable(f"{os.path.basename(file)}:{line} in {function}"[:200])
     return ""

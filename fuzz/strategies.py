@@ -156,7 +156,9 @@ def _geometries(draw: st.DrawFn, profile: str) -> Geometry:
         return Geometry(128, draw(st.sampled_from((64, 128))), noncausal, SERVING_CONTEXT, 64, query_lens)
     window = draw(_edges_or_any(WINDOWS, 1, 200))
     block_size = draw(_edges_or_any((*BLOCK_SIZES, 2**31 - 1, 2**31, 2**40), 1, 130))
-    longest = draw(st.sampled_from((window + 3 * min(block_size, 200), 4 * window + 40, 1200)))
+    longest = draw(
+        st.sampled_from((window + 3 * min(block_size, 200), 4 * window + 40, 1200, min(40_000, 4000 * block_size)))
+    )
     if draw(st.integers(0, 15)) == 15:  # rarely: rows in plenty, of few requests
         return Geometry(window, block_size, noncausal, longest, 2, (1, 515, 1030))
     return Geometry(window, block_size, noncausal, longest, 12, (1, 0, 2, 3, 5, 6, 17, 33, 66))
@@ -190,7 +192,9 @@ def _requests(geometry: Geometry) -> st.SearchStrategy[Request]:
 @lru_cache(maxsize=4096)
 def _padding_rows(total: int) -> st.SearchStrategy[int]:
     """How many rows of padding follow the last request: none, one, or up to the next sizes worth a visit."""
-    edges = [edge - total for edge in (*ROWS, 128, 256, 384) if edge >= total][: 3 if total < 33 else 1]
+    edges = [edge - total for edge in (*ROWS, 128, 256, 384) if edge >= total][
+        : 9 if total == 0 else 3 if total < 33 else 1
+    ]
     return st.sampled_from((0, 0, 1, *edges))
 
 
@@ -310,7 +314,7 @@ def _layouts() -> st.SearchStrategy[BufferLayout]:
 
 
 # For the interpreter: into how many parts to cut a launch's rows, the rows counted, a row's pages and its columns.
-_INTERPRETER_PARTS = ((2, 3, 2, 1), (3, 1, 1, 2), (5, 2, 3, 3))
+_INTERPRETER_PARTS = ((2, 3, 2, 1), (3, 1, 1, 2), (5, 2, 3, 3), (2, 9, 9, 9))
 _INTERPRETER_MOST = (512, 512, 1024, 1024)  # of each: Triton has no tile of more than 2**20 elements
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, Verbosity, configuration, errors, given, seed, settings
 
 from ..spec import ArgumentError, BackendError, Case, CaseFileError, load_case, save_case
+from .child import die_with_parent
 from .features import features_of
 from .harness import expect, judge
 from .journal import Journal
@@ -100,6 +101,8 @@ class _Failing(Exception):
 
 def main() -> None:
     """Serve the campaign at the other end of the socket whose descriptor is the first argument."""
+    die_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the campaign passes Ctrl-C on as a word
     connection = Connection(int(sys.argv[1]))
     orders: Orders = connection.recv()
@@ -237,7 +240,7 @@ class Worker:
             if now > self.shrink_until:
                 raise _Stop
             return
-        if orders.seconds is not None and now - self.started >= orders.seconds:
+        if orders.seconds is not None and self.done and now - self.started >= orders.seconds:
             self.why = f"{orders.seconds:g} s are over"
             raise _Stop
         if orders.examples is not None and self.done >= orders.examples:

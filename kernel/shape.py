@@ -32,6 +32,8 @@ class LaunchShape:
         for name, value in asdict(self).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value & (value - 1):
                 raise ArgumentError(f"shape.{name}", "a power of two", brief(value))
+            if value > _LARGEST_TILE:
+                raise ArgumentError(f"shape.{name}", f"at most {_LARGEST_TILE}", brief(value))
         for name, other in (("rows_per_program", "width_chunk"), ("count_rows", "page_chunk")):
             size = getattr(self, name) * getattr(self, other)
             if size > _LARGEST_TILE:

@@ -27,9 +27,9 @@ from .batch import (
     check_tensor,
     symbols,
 )
-from .casefile import Case, dump_case, load_case, load_cases, save_case, write_atomically
+from .casefile import MAX_ENTRIES, Case, dump_case, load_case, load_cases, read_bytes, save_case, write_atomically
 from .domain import check_legal
-from .errors import ArgumentError, BackendError, CaseFileError, IllegalBatchError, SwaDecodeMetaError, brief
+from .errors import ArgumentError, BackendError, CaseFileError, IllegalBatchError, SwaDecodeMetaError, brief, printable
 from .layout import BufferLayout
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "INT32_MIN",
     "INT64_MAX",
     "INT64_MIN",
+    "MAX_ENTRIES",
     "OUTPUTS",
     "TENSORS",
     "ArgumentError",
@@ -63,6 +64,8 @@ __all__ = [
     "dump_case",
     "load_case",
     "load_cases",
+    "printable",
+    "read_bytes",
     "save_case",
     "symbols",
     "write_atomically",

@@ -77,7 +77,7 @@ def load_case(path: str | os.PathLike[str]) -> Case:
 
 def load_cases(path: str | os.PathLike[str]) -> list[Case]:
     """Read every case of a file (one object, or a list of objects). Raises CaseFileError naming the field."""
-    return _cases(path, _read(path))
+    return _cases(path, read_bytes(path))
 
 
 def save_case(path: str | os.PathLike[str], case: Case) -> None:
@@ -158,7 +158,8 @@ def _lines(value: Any, indent: str) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def _read(path: str | os.PathLike[str]) -> bytes:
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The content of a regular file of at most MAX_FILE_BYTES, without waiting for any. Raises CaseFileError."""
     try:
         # A pipe or a device would block, or never end. O_NONBLOCK keeps the open itself from waiting.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:

@@ -14,6 +14,11 @@ def brief(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def printable(text: str) -> str:
+    """`text` without what would steer a terminal or could not be encoded; line breaks stay."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+
+
 class SwaDecodeMetaError(Exception):
     """Base of all errors that this project raises on purpose.
 

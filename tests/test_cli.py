@@ -19,7 +19,7 @@ import pytest
 
 from swa_decode_meta.fuzz.features import FEATURES
 from swa_decode_meta.oracle import decode_meta
-from swa_decode_meta.spec import Case, load_case, load_cases, save_case
+from swa_decode_meta.spec import BufferLayout, Case, load_case, load_cases, save_case
 from tests.batches import REPORTED, REPORTED_FILE, served
 from tests.commands import COMMAND, Ended, environment, execute, run
 
@@ -41,6 +41,9 @@ def hangs(*tensors_and_sizes):
 def slow(*tensors_and_sizes):
     time.sleep(0.05)
     wrong(*tensors_and_sizes)
+
+def escapes(*tensors_and_sizes):
+    raise ValueError("\\x1b[31mred\\ud800\\x07")
 
 def wrong_once(*tensors_and_sizes):
     first = not Path("seen").exists()
@@ -257,6 +260,23 @@ def test_a_failure_is_saved_shrunk_and_replayed_by_the_last_line(folder: Path) -
 
 
 @kernel
+def test_what_a_target_says_cannot_steer_the_terminal(folder: Path) -> None:
+    ended = run("fuzz", "--target", "mine:escapes", "--until-failure", "--workers", 1, "--out", "out", cwd=folder)
+    assert ended.code == 1
+    assert "ValueError: ?[31mred??" in ended.out
+    assert ended.out.replace("\n", "").isprintable()
+
+
+@kernel
+def test_a_reader_who_has_gone_does_not_end_a_campaign(folder: Path) -> None:
+    command = " ".join([*COMMAND, "fuzz --examples 9 --workers 1 --out out | head -n 1; exit ${PIPESTATUS[0]}"])
+    ended = execute(["bash", "-c", command], folder)
+    assert ended.code == 0
+    assert ended.out.count("\n") == 1
+    assert state(folder / "out")["finished"] is True
+
+
+@kernel
 def test_a_hang_is_a_failure(folder: Path) -> None:
     ended = run(
         "fuzz", "--target", "mine:hangs@interpreter", "--hang", "0.5s", "--examples", 2, "--workers", 1, "--out", "out",
@@ -320,6 +340,8 @@ def started(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # Where the tests run in the background, the shell has them ignore Ctrl-C, and so would the command.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
         yield process
@@ -408,13 +430,14 @@ def test_replay_judges_every_file_and_ends_with_the_gravest(folder: Path) -> Non
     wrong = replace(decode_meta(served(2)), lens=np.array([1, 1], np.int32))
     save_case(cases / "b.json", Case(served(2), expected=wrong))
     (cases / "c.json").write_text("{")
+    save_case(cases / "c2.json", Case(served(2), BufferLayout(spare_rows=2**20, indices_row_gap=2**20)))
     shutil.copy(REPORTED_FILE, cases / "d.json")
     ended = run("replay", cases, cwd=folder)
     assert ended.code == 3
     assert "ERROR" in ended.out
     assert "expects another lens than the oracles" in ended.out
     assert "c.json: is cut off" in ended.out
-    assert f"{1 + len(REPORTED)} FIXED, 0 FAILED, 2 ERROR" in ended.last
+    assert f"{1 + len(REPORTED)} FIXED, 0 FAILED, 3 ERROR" in ended.last
     (cases / "b.json").unlink()
     assert run("replay", cases, cwd=folder).code == 2
     assert run("replay", cases, "--target", "mine:wrong", cwd=folder).code == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from contextlib import suppress
 from pathlib import Path
@@ -106,3 +107,16 @@ def test_a_missing_journal_is_refused_and_a_pickle_is_not_run(tmp_path: Path) ->
         path.write_bytes(content)
         with pytest.raises(CaseFileError, match="is not a whole journal"):
             read_journal(path)
+
+
+def test_a_compressed_journal_is_refused_unread(tmp_path: Path) -> None:
+    """A small file must not become a large one."""
+    np.savez_compressed(tmp_path / "bomb.npz", note=np.zeros(2**24, np.uint8))
+    with pytest.raises(CaseFileError, match="compressed"):
+        read_journal(tmp_path / "bomb.npz")
+
+
+def test_a_pipe_in_the_place_of_a_journal_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(CaseFileError, match="regular file"):
+        read_journal(tmp_path / "pipe.npz")
