@@ -109,14 +109,12 @@ def fuzz(
         profiles=PROFILES if profile == "all" else (profile,),
         seed=secrets.randbits(32) if seed is None else seed,
         workers=workers,
-        seconds=60.0 if seconds is None and examples is None else seconds,
+        seconds=60.0 if seconds is None and examples is None and not until_failure else seconds,
         examples=examples,
         folder=out or Path("campaigns") / datetime.now().strftime("%Y%m%d-%H%M%S-%f"),
         until_failure=until_failure,
         hang_seconds=hang,
     )
-    plural = "s" * (workers > 1)
-    click.echo(f"campaign {campaign.folder}: target {target}, seed {campaign.seed}, {workers} worker{plural}")
     return campaign.run(_say, sys.stderr if sys.stderr.isatty() else None).exit_code
 
 
