@@ -284,7 +284,7 @@ class Campaign:
             f"{rate:.1f} cases/s, profiles {', '.join(self.profiles)}"
         )
         features = reachable(self.profiles)
-        echo(f"{len(totals.features)} of the {len(features)} features that these profiles can have seen:")
+        echo(f"features seen, {len(totals.features)} of the {len(features)} that these profiles can have:")
         for name, count in totals.features.most_common():
             echo(f"  {count:8d}  {name}")
         missed = [name for name in features if name not in totals.features]

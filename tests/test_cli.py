@@ -201,7 +201,7 @@ def test_a_campaign_without_a_finding(tmp_path: Path) -> None:
         "seed 5",
         "30 cases in",
         "cases/s",
-        f"of the {len(FEATURES)} features",
+        f"of the {len(FEATURES)} that",
         "torch ",
     ):
         assert words in ended.out
