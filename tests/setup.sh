@@ -9,6 +9,7 @@ fi
 
 has() { "$1" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$2') is None)"; }
 
+echo "setting up $VENV: a minute or two, longer where torch has to be downloaded"
 # A container's own torch is seen through system-site-packages, whatever build it is.
 site=
 if has "$PYTHON" torch; then
