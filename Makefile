@@ -27,7 +27,7 @@ fuzz: setup
 	$(BIN)/swa-decode-meta fuzz --profile serving --time $(TIME)
 
 test: setup
-	$(BIN)/python -m pytest -n auto $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff format --check .
