@@ -37,7 +37,7 @@ class Fault:
 
 FAULTS = {
     "window_one_too_long": Fault("end - window_size, 0)", "end - window_size - 1, 0)"),
-    "window_from_less_than": Fault("tl.maximum(end - first, 0)", "tl.maximum(end - first - 1, 0)"),
+    "window_from_less_than": Fault("tl.maximum(end - first, 0)", "tl.maximum(end - first - 1, 0)", routine=False),
     "replay_clamp_missing": Fault(
         "tl.maximum(tl.maximum(end - window_size, 0), replay)", "tl.maximum(end - window_size, 0)"
     ),
@@ -45,13 +45,13 @@ FAULTS = {
     "request_bound_off_by_one": Fault("(named < num_reqs)", "(named <= num_reqs)", routine=False),
     "negative_request_accepted": Fault("& (named >= 0) &", "&", routine=False),
     "tail_not_zeroed": Fault("mask=tail < lens_size)", "mask=tail < num_tokens)"),
-    "tail_one_too_far": Fault("mask=tail < lens_size)", "mask=tail <= lens_size)"),
+    "tail_one_too_far": Fault("mask=tail < lens_size)", "mask=tail <= lens_size)", routine=False),
     "page_division": Fault("return position >> block_shift", "return (position + 1) >> block_shift"),
     "page_division_of_odd_sizes": Fault(
         "return position // block_size", "return (position + 1) // block_size", routine=False
     ),
     "holes_kept": Fault(
-        "tl.where((page >= 0) & (slot < 2147483648), slot, -1)", "tl.where(slot < 2147483648, slot, -1)"
+        "tl.where((page >= 0) & (slot < 2147483648), slot, -1)", "tl.where(slot < 2147483648, slot, -1)", routine=False
     ),
     "holes_counted": Fault("kept = tl.sum(keep, axis=1)", "kept = length.to(tl.int32)"),
     "offset_of_the_wrong_row": Fault("t < row0,", "t < row0 - 1,"),
@@ -59,9 +59,10 @@ FAULTS = {
     "int32_product": Fault(
         "slot = page * tl.minimum(block_size, 2147483648)",
         "slot = (page.to(tl.int32) * block_size.to(tl.int32)).to(tl.int64)",
+        routine=False,
     ),
     "slot_bound_missing": Fault("(page >= 0) & (slot < 2147483648)", "(page >= 0)", routine=False),
-    "block_form_ends_early": Fault("end = seq_len\n", "end = prefix + t - q0 + 1\n"),
+    "block_form_ends_early": Fault("end = seq_len\n", "end = prefix + t - q0 + 1\n", routine=False),
     "width_cut_missing": Fault("tl.minimum(tl.maximum(end - first, 0), width)", "tl.maximum(end - first, 0)"),
     "stray_write_after_the_row": Fault("(i < width))", "(i <= width))"),
     "input_mutated": Fault(

@@ -18,7 +18,7 @@ from tests.batches import GOLDEN, REPORTED, golden_batch, golden_result, served
 
 pytestmark = pytest.mark.kernel
 
-EXAMPLES = {"interpreter": 60, "gpu": 400}  # random batches of each profile
+EXAMPLES = {"interpreter": 30, "gpu": 400}  # random batches of each profile
 
 
 @pytest.fixture(scope="module")
