@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-faults",
         action="store_true",
-        help="look for every planted fault, not for one of each kind",
+        help="look for every planted fault, not for a few",
     )
 
 

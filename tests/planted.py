@@ -41,10 +41,10 @@ FAULTS = {
     "replay_clamp_missing": Fault(
         "tl.maximum(tl.maximum(end - window_size, 0), replay)", "tl.maximum(end - window_size, 0)"
     ),
-    "padding_not_masked": Fault("live = valid & (named >= 0)", "live = (named >= 0)"),
+    "padding_not_masked": Fault("live = valid & (named >= 0)", "live = (named >= 0)", routine=False),
     "request_bound_off_by_one": Fault("(named < num_reqs)", "(named <= num_reqs)", routine=False),
     "negative_request_accepted": Fault("& (named >= 0) &", "&", routine=False),
-    "tail_not_zeroed": Fault("mask=tail < lens_size)", "mask=tail < num_tokens)"),
+    "tail_not_zeroed": Fault("mask=tail < lens_size)", "mask=tail < num_tokens)", routine=False),
     "tail_one_too_far": Fault("mask=tail < lens_size)", "mask=tail <= lens_size)", routine=False),
     "page_division": Fault("return position >> block_shift", "return (position + 1) >> block_shift"),
     "page_division_of_odd_sizes": Fault(
@@ -53,7 +53,7 @@ FAULTS = {
     "holes_kept": Fault(
         "tl.where((page >= 0) & (slot < 2147483648), slot, -1)", "tl.where(slot < 2147483648, slot, -1)", routine=False
     ),
-    "holes_counted": Fault("kept = tl.sum(keep, axis=1)", "kept = length.to(tl.int32)"),
+    "holes_counted": Fault("kept = tl.sum(keep, axis=1)", "kept = length.to(tl.int32)", routine=False),
     "offset_of_the_wrong_row": Fault("t < row0,", "t < row0 - 1,"),
     "offset_counts_own_row": Fault("t < row0,", "t <= row0,", routine=False),
     "int32_product": Fault(
@@ -63,7 +63,9 @@ FAULTS = {
     ),
     "slot_bound_missing": Fault("(page >= 0) & (slot < 2147483648)", "(page >= 0)", routine=False),
     "block_form_ends_early": Fault("end = seq_len\n", "end = prefix + t - q0 + 1\n", routine=False),
-    "width_cut_missing": Fault("tl.minimum(tl.maximum(end - first, 0), width)", "tl.maximum(end - first, 0)"),
+    "width_cut_missing": Fault(
+        "tl.minimum(tl.maximum(end - first, 0), width)", "tl.maximum(end - first, 0)", routine=False
+    ),
     "stray_write_after_the_row": Fault("(i < width))", "(i <= width))"),
     "input_mutated": Fault(
         "    tl.store(is_valid + t, valid, mask=inside)",
@@ -75,6 +77,7 @@ FAULTS = {
         "    tl.store(lens + t, length.to(tl.int32), mask=inside)",
         "    stray = tl.load(token_to_req + num_tokens - 1, mask=num_tokens > 0, other=0) < -2\n"
         "    tl.store(lens + t, tl.where(stray, 0, length).to(tl.int32), mask=inside)",
+        routine=False,
     ),
     "depends_on_an_unseen_page": Fault(
         "tl.where((page >= 0) & (slot < 2147483648), slot, -1)",

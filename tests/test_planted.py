@@ -27,7 +27,7 @@ def test_a_planted_fault_is_found_and_shrunk_and_replayed(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if not FAULTS[name].routine and not request.config.getoption("--all-faults"):
-        pytest.skip("another fault of its kind is looked for; --all-faults looks for this one too")
+        pytest.skip("takes half a minute; --all-faults looks for it")
     target = ("--target", f"tests.planted:{name}", "--hang", "2s")
     limits = ("--examples", WITHIN, "--workers", 1, "--seed", 1, "--until-failure", "--out", tmp_path / "out")
     ended = run("fuzz", *target, *limits)
