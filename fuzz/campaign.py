@@ -74,7 +74,7 @@ class _Member:
         self.index = orders.index
         ours, theirs = socket.socketpair()
         environment = dict(os.environ)
-        pin(f"gw{self.index}", environment)
+        pin(str(self.index), environment)
         self.log = open(orders.folder / f"worker-{orders.index}.log", "wb")  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-c", _WORKER, str(theirs.fileno())],
@@ -239,7 +239,11 @@ class Campaign:
             word = "failure" if report.reproduced else "did not fail again"
             live.echo(f"{word}: {report.words}\n  {report.path}")
         elif isinstance(report, Refused):
-            raise report.error
+            if not totals.backend:  # nobody has begun, so there is nothing to lose
+                raise report.error
+            totals.errors.append(f"worker {member.index}: {report.error}")
+            live.echo(totals.errors[-1])
+            return False
         elif isinstance(report, Ended):
             totals.reasons[report.reason] += 1
             if report.error:

@@ -108,10 +108,11 @@ def main() -> None:
     orders: Orders = connection.recv()
     with tempfile.TemporaryDirectory() as home:
         configuration.set_hypothesis_home_dir(home)
+        worker = Worker(orders, connection)
         try:
-            ended: Ended | Refused = Worker(orders, connection).work()
+            ended: Ended | Refused = worker.work()
         except (ArgumentError, BackendError) as error:
-            ended = Refused(error)
+            ended = Ended("error", f"the target no longer loads: {error}") if worker.started else Refused(error)
         except (BrokenPipeError, ConnectionResetError, EOFError):
             return  # the campaign is gone
         except (HarnessError, CaseFileError, OSError) as error:

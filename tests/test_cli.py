@@ -45,6 +45,10 @@ def slow(*tensors_and_sizes):
 def escapes(*tensors_and_sizes):
     raise ValueError("\\x1b[31mred\\ud800\\x07")
 
+def wrong_until_edited(*tensors_and_sizes):
+    Path("mine.py").write_text("1 / 0")
+    wrong(*tensors_and_sizes)
+
 def wrong_once(*tensors_and_sizes):
     first = not Path("seen").exists()
     Path("seen").touch()
@@ -284,6 +288,17 @@ def test_a_hang_is_a_failure(folder: Path) -> None:
     )  # fmt: skip
     assert ended.code == 1
     assert "HANG" in ended.out
+
+
+@kernel
+def test_what_was_found_outlives_a_target_that_no_longer_loads(folder: Path) -> None:
+    target = ("--target", "mine:wrong_until_edited", "--examples", 5, "--workers", 1)
+    ended = run("fuzz", *target, "--out", "out", cwd=folder)
+    assert ended.code == 3
+    assert "no longer loads" in ended.out
+    [path] = (folder / "out" / "failures").iterdir()
+    assert load_case(path).finding["tensor"] == "lens"
+    assert f"found, neither shrunk nor run again: out/failures/{path.name}" in ended.out
 
 
 @kernel
