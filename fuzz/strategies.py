@@ -192,9 +192,8 @@ def _requests(geometry: Geometry) -> st.SearchStrategy[Request]:
 @lru_cache(maxsize=4096)
 def _padding_rows(total: int) -> st.SearchStrategy[int]:
     """How many rows of padding follow the last request: none, one, or up to the next sizes worth a visit."""
-    edges = [edge - total for edge in (*ROWS, 128, 256, 384) if edge >= total][
-        : 9 if total == 0 else 3 if total < 33 else 1
-    ]
+    nearest = 9 if total == 0 else 3 if total < 33 else 1
+    edges = [edge - total for edge in (*ROWS, 128, 256, 384) if edge >= total][:nearest]
     return st.sampled_from((0, 0, 1, *edges))
 
 

@@ -148,10 +148,10 @@ class Worker:
                 size = ROUND if orders.examples is None else min(ROUND, self._share(turn))
                 if size <= 0:
                     self.why = f"{orders.examples} cases"
-                elif not self._round(
-                    profile, size, random.Random(f"{orders.seed}/{orders.index}/{turn}").getrandbits(64)
-                ):
-                    self._settle()
+                else:
+                    entropy = random.Random(f"{orders.seed}/{orders.index}/{turn}").getrandbits(64)
+                    if not self._round(profile, size, entropy):
+                        self._settle()
                 if self.why:
                     break
         self.journal.close()

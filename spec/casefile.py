@@ -159,7 +159,7 @@ def _lines(value: Any, indent: str) -> str:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The content of a regular file of at most MAX_FILE_BYTES, without waiting for any. Raises CaseFileError."""
+    """The content of a regular file, cut one byte after MAX_FILE_BYTES, without waiting. Raises CaseFileError."""
     try:
         # A pipe or a device would block, or never end. O_NONBLOCK keeps the open itself from waiting.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
