@@ -35,7 +35,14 @@ TAIL_CHUNK = 1024  # the kernel's tile of lens' tail on a GPU; edges on either s
 # Cuts of the work into programs, beside the kernel's own choice. Few, since each is compiled on a GPU.
 GPU_SHAPES: tuple[Mapping[str, int], ...] = tuple(
     dict(zip(SHAPE_FIELDS, sizes, strict=True))
-    for sizes in ((1, 1, 1, 16, 16, 1), (2, 4, 2, 64, 64, 2), (4, 16, 8, 128, 256, 4), (16, 64, 4, 256, 1024, 8))
+    for sizes in (
+        (1, 1, 1, 16, 16, 1, False),
+        (2, 4, 2, 64, 64, 2, False),
+        (4, 16, 8, 128, 256, 4, False),
+        (16, 64, 4, 256, 1024, 8, False),
+        (1, 2, 4, 64, 64, 1, True),
+        (4, 16, 2, 64, 1024, 2, True),
+    )
 )
 
 
@@ -331,7 +338,8 @@ def _shapes(backend: str, batch: Batch) -> st.SearchStrategy[Mapping[str, int] |
             min(most, _power_of_two(-(-size // part)))
             for size, part, most in zip(sizes, parts, _INTERPRETER_MOST, strict=True)
         ]
-        shapes.append(dict(zip(SHAPE_FIELDS, (*chunks, 2 * TAIL_CHUNK), strict=False)))
+        shape = dict(zip(SHAPE_FIELDS, (*chunks, 2 * TAIL_CHUNK), strict=False))
+        shapes += [shape, {**shape, "look_back": True}]
     return st.sampled_from((None, None, None, *shapes))
 
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..spec import ArgumentError, brief
+from ..spec import ArgumentError, brief, check_flag
 
 BACKENDS = ("gpu", "interpreter")
 KERNEL = "swa_decode_meta.kernel:launch"
 # The fields of kernel.LaunchShape, named here since this module must load without torch and triton.
-SHAPE_FIELDS = ("rows_per_program", "count_rows", "page_chunk", "width_chunk", "tail_chunk", "num_warps")
+SHAPE_FIELDS = ("rows_per_program", "count_rows", "page_chunk", "width_chunk", "tail_chunk", "num_warps", "look_back")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,9 @@ def check_shape(target: Mapping[str, Any]) -> None:
     for key, value in shape.items():
         if key not in SHAPE_FIELDS:
             raise ArgumentError("target.shape", f"fields among {', '.join(SHAPE_FIELDS)}", brief(key))
+        if key == "look_back":
+            check_flag("target.shape.look_back", value)
+            continue
         most = 2**15 if key == "tail_chunk" else 2**10  # any two make a tile that Triton takes
         if type(value) is not int or not 1 <= value <= most or value & (value - 1):
             raise ArgumentError(f"target.shape.{key}", f"a power of two up to {most}", brief(value))

@@ -3,7 +3,9 @@
 if __name__ != "swa_decode_meta.kernel":
     raise ImportError("import this package as swa_decode_meta.kernel (install the project first: pip install -e .)")
 
-from .launch import launch
+from .binding import Group
+from .launch import launch, launch_step
+from .prepare import PreparedLaunch, prepare, prepare_step
 from .shape import LaunchShape
 
-__all__ = ["LaunchShape", "launch"]
+__all__ = ["Group", "LaunchShape", "PreparedLaunch", "launch", "launch_step", "prepare", "prepare_step"]

@@ -1,35 +1,20 @@
-"""vLLM's `launch`: checks on the host, then exactly one launch of the kernel."""
+"""vLLM's `launch`, and `launch_step` for all groups of a step: checks on the host, then exactly one kernel launch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import combinations
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import partial
 
 import torch
-from triton.runtime.jit import JITFunction
 
-from ..spec import (
-    OUTPUTS,
-    TENSORS,
-    ArgumentError,
-    BackendError,
-    check_capacity,
-    check_flag,
-    check_scalar,
-    check_tensor,
-    symbols,
-)
-from .decode_meta import decode_meta_kernel
-from .shape import LaunchShape, gpu_shape, interpreter_shape
+from ..spec import ArgumentError, BackendError
+from .arguments import INTERPRETED
+from .binding import WAVE, Binding, Group, bind_group, bind_step
+from .decode_meta import GROUP_WORDS, decode_meta_kernel
+from .scratch import Scratch
+from .shape import LaunchShape, counting_shape
 
-INTERPRETED = not isinstance(decode_meta_kernel, JITFunction)
-"""Whether TRITON_INTERPRET was set when this module was imported: Triton decides it once, there."""
-
-_DTYPES = {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool}
-_EXPECTED_DTYPES = {name: _DTYPES[spec.dtype] for name, spec in TENSORS.items()}
-# No position passes 2**34 in magnitude, whatever the inputs, so a larger window or page is no different from this.
-_FAR = 2**34
+_scratch = Scratch()
 
 
 def launch(
@@ -61,148 +46,92 @@ def launch(
     All tensors lie on one device. The signature is that of vLLM 0.33.0's launch; `shape` (ours) overrides how
     the work is cut into programs, which changes no result.
 
-    Reads nothing from the device and never synchronises, so it may be captured in a graph, the first call too.
+    Reads nothing from the device and never synchronises, so it may be captured in a graph, the first call too. The
+    first call of many rows on the same `indptr` also allocates and zeroes a few KB, which later ones use; in a
+    capture it does without, and is slower.
     Raises ArgumentError before anything is written when a dtype, shape, stride, device or range is off, or when an
     output overlaps another tensor; BackendError when the tensors' device cannot run the kernel.
     """
-    tensors = {
-        "slot_mapping": slot_mapping,
-        "is_valid": is_valid,
-        "indices": indices,
-        "lens": lens,
-        "ragged": ragged,
-        "indptr": indptr,
-        "query_start_loc": query_start_loc,
-        "seq_lens": seq_lens,
-        "token_to_req": token_to_req,
-        "block_table": block_table,
-        "replay_start": replay_start,
-    }
-    num_tokens = check_scalar("num_tokens", num_tokens, 0)
-    window_size = min(check_scalar("window_size", window_size, 1), _FAR)
-    block_size = min(check_scalar("block_size", block_size, 1), _FAR)
-    noncausal = check_flag("noncausal", noncausal)
-    device = _check_tensors(tensors, num_tokens)
+    group = Group(slot_mapping, is_valid, indices, lens, ragged, indptr, block_table, block_size)
+    shared = (query_start_loc, seq_lens, token_to_req, replay_start)
+    bound = bind_group(group, *shared, num_tokens, window_size, noncausal)
+    shape = _checked(shape) or bound.shape(bound.num_tokens)
+    state = None
+    if shape.look_back:
+        state = _state(bound, shape, group)
+        if state is None:
+            shape = counting_shape(bound.width, bound.max_pages, WAVE)
+    enqueue(bound, shape, bound.num_tokens, bound.num_reqs, state=state)
 
-    width = indices.shape[-1] if num_tokens else 1  # without rows, no time for wide ones
-    lens_size = lens.shape[0]
-    max_pages = (width - 1 + block_size - 1) // block_size + 1
+
+def launch_step(
+    groups: Sequence[Group],
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    token_to_req: torch.Tensor,
+    replay_start: torch.Tensor,
+    num_tokens: int,
+    window_size: int,
+    noncausal: bool = False,
+    *,
+    shape: LaunchShape | None = None,
+) -> None:
+    """Write the decode metadata of all SWA cache groups of a step in one launch: what `launch` writes for each.
+
+    groups: one `Group` for each cache group; page size, table and width may differ between them. The other tensors
+    are shared, with shapes and dtypes as for `launch`.
+
+    The kernel reads the groups' addresses from a table on the device, which the first call for these buffers fills.
+    That call cannot be captured in a graph: BackendError says so. `prepare_step` and every later call can.
+    Raises ArgumentError and BackendError as `launch` does, and names the group.
+    """
+    shared = (query_start_loc, seq_lens, token_to_req, replay_start)
+    bound = bind_step(groups, *shared, num_tokens, window_size, noncausal)
+    shape = _checked(shape) or bound.shape(bound.num_tokens)
+    states = [_state(bound, shape, group) for group in bound.groups] if shape.look_back else []
+    table = None
+    if None not in states:
+        words = bound.words([state for state in states if state is not None])
+        make = partial(group_table, words, bound.device)
+        table = make() if INTERPRETED else _scratch.get((bound.device, *words), make)
+    if table is None:
+        raise BackendError("launch_step: a graph is being captured and these buffers are new; call it once before that")
+    enqueue(bound, shape, bound.num_tokens, bound.num_reqs, table=table)
+
+
+def enqueue(
+    bound: Binding,
+    shape: LaunchShape,
+    num_tokens: int,
+    num_reqs: int,
+    *,
+    state: torch.Tensor | None = None,
+    table: torch.Tensor | None = None,
+    most: int | None = None,
+) -> None:
+    """Launch the kernel once, through Triton's own binding of arguments.
+
+    most: the row count that the kernel is compiled for, which num_tokens does not pass; by default that itself.
+    """
+    arguments = bound.arguments(num_tokens, num_reqs, state, table)
+    constants = bound.constants(num_tokens if most is None else most, shape)
+    with bound.on_device():
+        decode_meta_kernel[bound.grid(num_tokens, shape)](**arguments, **constants, num_warps=shape.num_warps)
+
+
+def group_table(words: Sequence[int], device: torch.device) -> torch.Tensor:
+    """The table that the kernel reads the groups of a step from, int64 [groups, GROUP_WORDS]."""
+    return torch.tensor(words, dtype=torch.int64, device=device).reshape(-1, GROUP_WORDS.value)
+
+
+def _checked(shape: LaunchShape | None) -> LaunchShape | None:
     if shape is not None and not isinstance(shape, LaunchShape):
         raise ArgumentError("shape", "a LaunchShape", type(shape).__name__)
-    if shape is None:
-        if INTERPRETED:
-            shape = interpreter_shape(num_tokens, width, max_pages, lens_size - num_tokens)
-        else:
-            shape = gpu_shape(num_tokens, width, max_pages)
-    row_programs = max(1, -(-num_tokens // shape.rows_per_program))
-    tail_programs = -(-(lens_size - num_tokens) // shape.tail_chunk)
-
-    def run() -> None:
-        decode_meta_kernel[(row_programs + tail_programs,)](
-            *tensors.values(),
-            num_tokens,
-            seq_lens.shape[0],
-            block_table.shape[1],
-            window_size,
-            block_size,
-            block_size.bit_length() - 1,
-            width,
-            max_pages,
-            lens_size,
-            indices.stride(0),
-            block_table.stride(0),
-            NONCAUSAL=noncausal,
-            POW2=block_size & (block_size - 1) == 0,
-            ROWS=shape.rows_per_program,
-            COUNT_ROWS=shape.count_rows,
-            PAGE_CHUNK=shape.page_chunk,
-            WIDTH_CHUNK=shape.width_chunk,
-            TAIL_CHUNK=shape.tail_chunk,
-            ONE_COUNT=num_tokens <= shape.count_rows,
-            ONE_PAGE_CHUNK=max_pages <= shape.page_chunk,
-            ONE_WIDTH_CHUNK=width <= shape.width_chunk,
-            num_warps=shape.num_warps,
-        )
-
-    if device.type == "cpu" or device.index == torch.cuda.current_device():
-        run()
-    else:  # Triton launches on the current device, whatever device the tensors are on
-        with torch.cuda.device(device):
-            run()
+    return shape
 
 
-def _check_tensors(tensors: dict[str, torch.Tensor], num_tokens: int) -> torch.device:
-    """Check all that the host can see of the tensors, and give their device."""
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(name, "a torch.Tensor", type(tensor).__name__)
-        if tensor.dtype != _EXPECTED_DTYPES[name]:
-            raise ArgumentError(name, f"dtype {_EXPECTED_DTYPES[name]}", tensor.dtype)
-        if tensor.layout != torch.strided:
-            raise ArgumentError(name, "a dense tensor", f"layout {tensor.layout}")
-    device = tensors["slot_mapping"].device
-    for name, tensor in tensors.items():
-        if tensor.device != device:
-            raise ArgumentError(name, f"a tensor on {device}, where slot_mapping is", f"one on {tensor.device}")
-    if device.type == "cpu" and not INTERPRETED:
-        raise BackendError(
-            "the tensors are on the CPU, where the kernel runs only with TRITON_INTERPRET=1 set before it is imported"
-        )
-    if device.type not in ("cpu", "cuda"):
-        raise BackendError(f"the tensors are on {device}; the kernel runs on CUDA and ROCm devices")
-
-    indices = tensors["indices"]
-    width = indices.shape[-1] if indices.ndim else 0
-    if width < 1:
-        raise ArgumentError("indices", "a width of at least 1 on the last axis", f"shape {list(indices.shape)}")
-    if tensors["seq_lens"].ndim != 1:
-        raise ArgumentError("seq_lens", "1 axis", f"shape {list(tensors['seq_lens'].shape)}")
-    check_capacity(num_tokens, width)
-    sizes = symbols(num_tokens, tensors["seq_lens"].shape[0], width)
-    for name, tensor in tensors.items():
-        check_tensor(name, tensor.shape, tensor.stride(), sizes)
-    _check_overlap(tensors)
-    return device
-
-
-def _check_overlap(tensors: dict[str, torch.Tensor]) -> None:
-    """Refuse an output that shares memory with another tensor: one would overwrite the other during the launch."""
-    spans = sorted((rows.begin, rows.end, name, rows) for name, rows in _all_rows(tensors))
-    for (_, end, name, rows), (begin, _, other, others) in combinations(spans, 2):
-        if begin < end and (name in OUTPUTS or other in OUTPUTS) and rows.overlap(others):
-            raise ArgumentError(
-                name if name in OUTPUTS else other, "memory of its own", f"overlap of {name} and {other}"
-            )
-
-
-def _all_rows(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, _Rows]]:
-    for name, tensor in tensors.items():
-        if tensor.numel():
-            count, step = (tensor.shape[0], tensor.stride(0)) if name in ("indices", "block_table") else (1, 0)
-            size = tensor.element_size()
-            length = (tensor.shape[-1] if tensor.ndim > 1 else tensor.numel()) * size
-            yield name, _Rows(tensor.data_ptr(), length, step * size, count if step else 1)
-
-
-class _Rows(NamedTuple):
-    """The bytes that a tensor occupies: `rows` rows of `length` bytes, the next one `step` bytes on."""
-
-    begin: int
-    length: int
-    step: int
-    rows: int
-
-    @property
-    def end(self) -> int:
-        return self.begin + (self.rows - 1) * self.step + self.length
-
-    def overlap(self, other: _Rows) -> bool:
-        """Whether a byte is in both. Rows with gaps between them may lie in the gaps of others."""
-        few, many = sorted((self, other), key=lambda span: span.rows)
-        for begin in range(few.begin, few.begin + few.rows * max(1, few.step), max(1, few.step)):
-            # The first of the many rows that ends after this one begins.
-            at = 0 if many.rows == 1 else max(0, (begin - many.begin - many.length) // many.step + 1)
-            start = many.begin + at * many.step
-            if at < many.rows and start < begin + few.length and begin < start + many.length:
-                return True
-        return False
+def _state(bound: Binding, shape: LaunchShape, group: Group) -> torch.Tensor | None:
+    """The look-back state of the group's buffers; a new one under the interpreter, where a launch can be broken off."""
+    make = partial(bound.state, shape, group)
+    key = (bound.device, group.indptr.data_ptr(), shape.state_size(group.indptr.shape[0] - 1))
+    return make() if INTERPRETED else _scratch.get(key, make)

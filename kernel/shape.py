@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from ..spec import ArgumentError, brief
+from ..spec import ArgumentError, brief, check_flag
 
 _LARGEST_TILE = 2**20  # elements
+_FEW_PAGES = 4  # up to so many, the kernel is unrolled over the pages of a row
 
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """Compile-time parameters of the kernel, each a power of two.
+    """Compile-time parameters of the kernel, each a power of two but for `look_back`.
 
-    rows_per_program: rows that one program expands and writes.
-    count_rows: earlier rows that a program counts at a time, to find its offset into ragged.
+    rows_per_program: rows of a tile, which one program expands and writes.
+    count_rows: earlier rows (with look_back: tiles) that a program takes at a time to find its offset into ragged.
     page_chunk: pages of a row counted at a time.
     width_chunk: columns of a row expanded at a time.
     tail_chunk: entries of the tail of lens that one program zeroes.
     num_warps: warps a program, on a GPU.
+    look_back: whether programs take the counts of earlier tiles from those tiles' programs, or count for themselves.
     """
 
     rows_per_program: int = 1
@@ -27,9 +29,13 @@ class LaunchShape:
     width_chunk: int = 128
     tail_chunk: int = 1024
     num_warps: int = 1
+    look_back: bool = False
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
+            if name == "look_back":
+                check_flag("shape.look_back", value)
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value & (value - 1):
                 raise ArgumentError(f"shape.{name}", "a power of two", brief(value))
             if value > _LARGEST_TILE:
@@ -40,27 +46,73 @@ class LaunchShape:
                 expected = f"{name} * {other} of at most {_LARGEST_TILE}, Triton's largest tile"
                 raise ArgumentError(f"shape.{name}", expected, brief(size))
 
+    def tiles(self, num_tokens: int) -> int:
+        """Programs that write rows: one even when there are none, for indptr[0]."""
+        return max(1, -(-num_tokens // self.rows_per_program))
+
+    def state_size(self, num_tokens: int) -> int:
+        """Words of the look-back state for so many rows."""
+        tiles = self.tiles(num_tokens)
+        return 1 + tiles + -(-tiles // self.count_rows)
+
+    def programs(self, num_tokens: int, lens_size: int) -> int:
+        """Programs of one group: those that write rows, and those that zero the tail of lens."""
+        return self.tiles(num_tokens) + -(-(lens_size - num_tokens) // self.tail_chunk)
+
+    def constants(
+        self, num_tokens: int, width: int, max_pages: int, block_size: int, noncausal: bool, pow2: bool, step: bool
+    ) -> dict[str, int | bool]:
+        """The kernel's compile-time parameters, in its order, for groups of up to such sizes."""
+        # Nothing within a row, rounded up to whole chunks, lies further from the start of its first page.
+        far = width + self.width_chunk + block_size * (max_pages + self.page_chunk)
+        return {
+            "NONCAUSAL": noncausal,
+            "POW2": pow2,
+            "NARROW": far < 2**31,
+            "ROWS": self.rows_per_program,
+            "COUNT_ROWS": self.count_rows,
+            "PAGE_CHUNK": self.page_chunk,
+            "WIDTH_CHUNK": self.width_chunk,
+            "TAIL_CHUNK": self.tail_chunk,
+            "ONE_COUNT": not self.look_back and num_tokens <= self.count_rows,
+            "FEW_PAGES": max_pages <= self.page_chunk <= _FEW_PAGES,
+            "LOOK_BACK": self.look_back,
+            "STEP": step,
+        }
+
 
 def _power_of_two(least: int) -> int:
     return 1 << max(0, least - 1).bit_length()
 
 
-def gpu_shape(num_tokens: int, width: int, max_pages: int) -> LaunchShape:
-    """The shape for a GPU: the fewer rows, the fewer a program has to count before it can write its own.
+def gpu_shapes(width: int, max_pages: int, wave: int = 32) -> list[tuple[int, LaunchShape]]:
+    """The shapes for a GPU, each after the most rows that it is for: the one place that decides by size.
 
-    Few shapes on purpose: each is a compiled kernel that a server must have ready. The bounds were measured on an
-    H200 with windows of 128, pages of 64 and contexts of 128k.
+    wave: lanes that run as one, 64 on gfx942. Few shapes on purpose: each is a compiled kernel that a server must have
+    ready. The bounds were measured on an H200, whose waves have 32; with 64, no shape may need more scalar registers
+    than there are, since each lane's predicate takes a bit of them.
     """
-    width_chunk, few_warps = (128, 1) if width <= 128 else (256, 4)
-    page_chunk = 4 if max_pages <= 4 else 16
-    if num_tokens <= 32:
-        return LaunchShape(1, 32, page_chunk, width_chunk, 1024, few_warps)
-    if num_tokens <= 64:
-        return LaunchShape(1, 64, page_chunk, width_chunk, 1024, 4)
-    if num_tokens <= 512:
-        return LaunchShape(2, 256, page_chunk, width_chunk, 1024, 8)
-    # Many rows by many pages at a time would spill registers.
-    return LaunchShape(8, 1024 if page_chunk == 4 else 256, page_chunk, width_chunk, 1024, 8)
+    pages, count = (4, 512) if max_pages <= 4 else (16, 128)  # many rows by many pages at a time spill registers
+    whole = 128 if width <= 128 else 256
+    look_back = LaunchShape(8, 64, pages, 64, 1024, 2, look_back=True)
+    if wave == 64:
+        look_back = LaunchShape(4, 32, 4, 64, 1024, 4, look_back=True)
+    return [
+        (32, LaunchShape(1, 32, pages, whole, 1024, 4)),
+        (64, LaunchShape(1, 64, pages, whole, 1024, 4)),
+        (512, LaunchShape(4, count, pages, whole, 1024, 8)),
+        (2**31, look_back),
+    ]
+
+
+def gpu_shape(num_tokens: int, width: int, max_pages: int, wave: int = 32) -> LaunchShape:
+    """The shape for a launch of so many rows."""
+    return next(shape for most, shape in gpu_shapes(width, max_pages, wave) if num_tokens <= most)
+
+
+def counting_shape(width: int, max_pages: int, wave: int = 32) -> LaunchShape:
+    """The shape for a launch of any number of rows that has no state for look-back."""
+    return gpu_shape(512, width, max_pages, wave)
 
 
 def interpreter_shape(num_tokens: int, width: int, max_pages: int, lens_tail: int) -> LaunchShape:

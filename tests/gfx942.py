@@ -12,42 +12,27 @@ import sys
 from typing import Any
 
 from swa_decode_meta.kernel.decode_meta import decode_meta_kernel
-from swa_decode_meta.kernel.shape import LaunchShape, gpu_shape
+from swa_decode_meta.kernel.shape import gpu_shape
 from swa_decode_meta.spec import TENSORS
 
 # Rows, width and pages a row on either side of every bound at which the launcher takes another shape.
-SIZES = tuple(itertools.product((1, 32, 33, 64, 65, 512, 513, 1025), (128, 192), (3, 6)))
+SIZES = tuple(itertools.product((1, 33, 65, 513), (128, 192), (3, 6)))
+_SCRATCH = {"state": "*i64", "groups": "*i64", "block_shift": "i32"}
 _TYPES = {"int64": "*i64", "int32": "*i32", "bool": "*i1"}
 
 
 def variants() -> dict[str, dict[str, Any]]:
     """The compile-time parameters of every variant that a GPU in service meets, by a name that says which."""
     found = {}
-    for (rows, width, pages), noncausal, pow2 in itertools.product(SIZES, (False, True), (False, True)):
-        shape = gpu_shape(rows, width, pages)
-        constants = parameters(shape, noncausal, pow2, rows, width, pages)
+    switches = itertools.product((False, True), repeat=3)
+    for (rows, width, pages), (noncausal, pow2, step) in itertools.product(SIZES, switches):
+        shape = gpu_shape(rows, width, pages, wave=64)
+        block_size = 64 if pages <= 4 else 25
+        constants = shape.constants(rows, width, pages, block_size, noncausal, pow2, step)
+        constants["num_warps"] = shape.num_warps
         name = ",".join(f"{key}={int(value)}" for key, value in constants.items())
         found[name] = constants
     return found
-
-
-def parameters(
-    shape: LaunchShape, noncausal: bool, pow2: bool, rows: int, width: int, pages: int
-) -> dict[str, int | bool]:
-    """The kernel's compile-time parameters, and num_warps."""
-    return {
-        "NONCAUSAL": noncausal,
-        "POW2": pow2,
-        "ROWS": shape.rows_per_program,
-        "COUNT_ROWS": shape.count_rows,
-        "PAGE_CHUNK": shape.page_chunk,
-        "WIDTH_CHUNK": shape.width_chunk,
-        "TAIL_CHUNK": shape.tail_chunk,
-        "ONE_COUNT": rows <= shape.count_rows,
-        "ONE_PAGE_CHUNK": pages <= shape.page_chunk,
-        "ONE_WIDTH_CHUNK": width <= shape.width_chunk,
-        "num_warps": shape.num_warps,
-    }
 
 
 def compiled(constants: dict[str, int | bool]) -> str:
@@ -60,7 +45,7 @@ def compiled(constants: dict[str, int | bool]) -> str:
     num_warps = constants.pop("num_warps")
     signature = {}
     for name in decode_meta_kernel.arg_names:
-        kind = _TYPES[TENSORS[name].dtype] if name in TENSORS else "i64"
+        kind = _TYPES[TENSORS[name].dtype] if name in TENSORS else _SCRATCH.get(name, "i64")
         signature[name] = "constexpr" if name in constants else kind
     source = ASTSource(fn=decode_meta_kernel, signature=signature, constexprs=constants)
     kernel = triton.compile(source, target=GPUTarget("hip", "gfx942", 64), options={"num_warps": num_warps})

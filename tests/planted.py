@@ -53,12 +53,12 @@ FAULTS = {
     "holes_kept": Fault(
         "tl.where((page >= 0) & (slot < 2147483648), slot, -1)", "tl.where(slot < 2147483648, slot, -1)", routine=False
     ),
-    "holes_counted": Fault("kept = tl.sum(keep, axis=1)", "kept = length.to(tl.int32)", routine=False),
-    "offset_of_the_wrong_row": Fault("t < row0,", "t < row0 - 1,"),
-    "offset_counts_own_row": Fault("t < row0,", "t <= row0,", routine=False),
+    "holes_counted": Fault("tl.where((page >= 0) & (count > 0)", "tl.where((count > 0)", routine=False),
+    "offset_of_the_wrong_row": Fault("t < end,", "t < end - 1,"),
+    "offset_counts_own_row": Fault("t < end,", "t <= end,", routine=False),
     "int32_product": Fault(
-        "slot = page * tl.minimum(block_size, 2147483648)",
-        "slot = (page.to(tl.int32) * block_size.to(tl.int32)).to(tl.int64)",
+        "page.to(tl.int64) * block_size.to(tl.int64)",
+        "(page * block_size).to(tl.int64)",
         routine=False,
     ),
     "slot_bound_missing": Fault("(page >= 0) & (slot < 2147483648)", "(page >= 0)", routine=False),
@@ -71,7 +71,7 @@ FAULTS = {
         "    tl.store(is_valid + t, valid, mask=inside)",
         "    tl.store(is_valid + t, valid, mask=inside)\n    tl.store(token_to_req + t, 0, mask=inside & (valid == 0))",
     ),
-    "read_past_the_table": Fault("& (k < columns)", "& (k <= columns)"),
+    "read_past_the_table": Fault("(j < left", "(j <= left"),
     "depends_on_the_sentinel": Fault("other=-1) >= 0\n", "other=-1) != -1\n", routine=False),
     "depends_on_a_padded_request": Fault(
         "    tl.store(lens + t, length.to(tl.int32), mask=inside)",
@@ -81,33 +81,43 @@ FAULTS = {
     ),
     "depends_on_an_unseen_page": Fault(
         "tl.where((page >= 0) & (slot < 2147483648), slot, -1)",
-        "tl.where((page >= 0) & (slot < 2147483648) & (tl.load(row + k + 1, "
-        "mask=(i < length[:, None]) & (k + 1 < columns), other=0) > -2147483648), slot, -1)",
+        "tl.where((page >= 0) & (slot < 2147483648) & (tl.load(pages[:, None] + j + 1, "
+        "mask=(i < length[:, None]) & (j + 1 < left[:, None]), other=0) > -2147483648), slot, -1)",
         routine=False,
     ),
     "indptr_starts_unwritten": Fault("if program == 0:", "if program < 0:", routine=False),
-    "never_ends": Fault("earlier += COUNT_ROWS", "earlier += 0 * COUNT_ROWS", routine=False),
+    "never_ends": Fault("        begin += COUNT_ROWS\n", "        begin += 0 * COUNT_ROWS\n", routine=False),
     "nothing_without_rows": Fault(
-        "max(1, -(-num_tokens // shape.rows_per_program))",
-        "-(-num_tokens // shape.rows_per_program)",
-        "launch.py",
+        "max(1, -(-num_tokens // self.rows_per_program))",
+        "-(-num_tokens // self.rows_per_program)",
+        "shape.py",
         routine=False,
     ),
-    "table_stride_ignored": Fault("block_table.stride(0),", "block_table.shape[1],", "launch.py", routine=False),
+    "published_before_the_count": Fault("<< 40) + kept", "<< 40)", routine=False),
+    "bunches_ignored": Fault("(of_bunch, item < bunch,", "(of_bunch, item < 0,", routine=False),
+    "tile_counts_itself": Fault("(item < tile) & (done == 0)", "(item <= tile) & (done == 0)", routine=False),
+    "table_stride_ignored": Fault("block_table.stride(0),", "block_table.shape[1],", "binding.py", routine=False),
+}
+
+
+# Changes that are no faults: what they make of the kernel must be right too.
+VARIANTS = {
+    # Every tile before a program's own comes after it, so that nothing that it looks for is published.
+    "programs_in_reverse": Fault(
+        "program = tl.program_id(0).to(tl.int64)", "program = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)"
+    ),
 }
 
 
 def source(name: str) -> dict[str, str]:
-    """The files of the faulty copy. Raises KeyError for an unknown fault, ValueError for one that no longer applies."""
-    fault = FAULTS[name]
+    """The files of the changed copy. Raises KeyError for an unknown name, ValueError for one that no longer applies."""
+    fault = {**FAULTS, **VARIANTS}[name]
     files = {path.name: path.read_text() for path in KERNEL.glob("*.py")}
     if fault.old not in files[fault.file]:
         raise ValueError(f"fault {name} no longer applies: {fault.old!r} is not in {fault.file}")
     files[fault.file] = files[fault.file].replace(fault.old, fault.new)
-    guard = files["__init__.py"].index("if __name__ !=")
-    files["__init__.py"] = (
-        files["__init__.py"][:guard] + files["__init__.py"][files["__init__.py"].index("from .launch") :]
-    )
+    text = files["__init__.py"]
+    files["__init__.py"] = text[: text.index("if __name__ !=")] + text[text.index("from .") :]
     return {file: text.replace("from ..spec", "from swa_decode_meta.spec") for file, text in files.items()}
 
 
@@ -144,6 +154,6 @@ def build(name: str) -> Callable[..., Any]:
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name in FAULTS:
+    if name in FAULTS or name in VARIANTS:
         return build(name)
     raise AttributeError(name)

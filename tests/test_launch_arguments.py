@@ -42,6 +42,7 @@ from tests.arguments import (  # noqa: E402
 
 # `swa_decode_meta.kernel.launch` is the function; the module of that name is found by import alone.
 module = importlib.import_module("swa_decode_meta.kernel.launch")
+arguments_module = importlib.import_module("swa_decode_meta.kernel.arguments")
 
 FLAT = tuple(name for name in TENSORS if name not in ("indices", "block_table"))
 
@@ -387,7 +388,7 @@ def test_tensors_on_a_device_without_kernels_are_refused(device: str) -> None:
 
 
 def test_tensors_on_the_cpu_are_refused_by_a_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INTERPRETED", False)
+    monkeypatch.setattr(arguments_module, "INTERPRETED", False)
     assert "TRITON_INTERPRET" in str(refused(arguments_for(a_batch(), "cpu"), error=BackendError))
 
 
@@ -479,13 +480,19 @@ def test_a_shape_that_is_no_launch_shape_is_refused(shape: Any, device: str) -> 
 FIELDS = tuple(inspect.signature(LaunchShape).parameters)
 
 
-@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("field", [field for field in FIELDS if field != "look_back"])
 @pytest.mark.parametrize("value", [0, -1, -2, 3, 6, 2**20 + 1, True, 1.0, "2", None, [2]], ids=repr)
 def test_a_launch_shape_that_is_no_power_of_two_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ArgumentError) as caught:
         LaunchShape(**{field: value})
     assert caught.value.argument == f"shape.{field}"
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", [0, 1, None, "yes"])
+def test_look_back_is_yes_or_no(value: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"shape.look_back: expected a bool"):
+        LaunchShape(look_back=value)
 
 
 # --------------------------------------------------------------------------------------------------- accepted
@@ -767,6 +774,9 @@ def test_inputs_may_share_memory(device: str) -> None:
         LaunchShape(2, 1, 2, 4, 2, 2),
         LaunchShape(4, 4, 1, 8, 8, 4),
         LaunchShape(16, 16, 16, 16, 16, 8),
+        LaunchShape(1, 1, 1, 2, 16, 1, look_back=True),
+        LaunchShape(2, 1, 4, 16, 16, 2, look_back=True),
+        LaunchShape(1, 2, 8, 4, 16, 1, look_back=True),
     ],
 )
 @pytest.mark.parametrize("noncausal", [False, True])

@@ -52,7 +52,13 @@ def test_a_bad_target_is_refused_in_one_line(text: str) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    [{}, {"shape": None}, {"shape": {}}, {"shape": dict.fromkeys(SHAPE_FIELDS, 1)}, {"shape": {"tail_chunk": 2**15}}],
+    [
+        {},
+        {"shape": None},
+        {"shape": {}},
+        {"shape": {**dict.fromkeys(SHAPE_FIELDS, 1), "look_back": True}},
+        {"shape": {"tail_chunk": 2**15}},
+    ],
 )
 def test_a_shape_of_powers_of_two_is_accepted(target: dict[str, Any]) -> None:
     check_shape(target)
@@ -65,6 +71,7 @@ def test_a_shape_of_powers_of_two_is_accepted(target: dict[str, Any]) -> None:
         ("x" * 10**6, "target.shape: expected an object"),
         ({"warps": 1}, "fields among"),
         ({1: 1}, "fields among"),
+        ({"look_back": 1}, "target.shape.look_back"),
         *(({"num_warps": value}, r"target.shape.num_warps") for value in (0, -2, 3, 2**16, 2.0, True, "2", None, [1])),
     ],
 )
