@@ -46,6 +46,7 @@ class Totals:
     reasons: Counter[str] = field(default_factory=Counter)
     backend: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    takes_step: bool = False
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -233,6 +234,7 @@ class Campaign:
             if not totals.backend:
                 totals.started = time.monotonic()
             totals.backend, totals.versions = report.backend, report.versions
+            totals.takes_step = report.takes_step
             member.doing = "drawing"
         elif isinstance(report, Found):
             totals.found.append(report)
@@ -273,7 +275,7 @@ class Campaign:
         busy = {member.doing for member in members} - {"drawing"}
         return (
             f"{elapsed:.0f}{limit} s, {totals.cases} cases, {totals.cases / max(elapsed, 1e-9):.1f} cases/s, "
-            f"{_failures(totals)}, {len(totals.features)}/{len(reachable(self.profiles))} features"
+            f"{_failures(totals)}, {len(totals.features)}/{len(reachable(self.profiles, totals.backend, totals.takes_step))} features"
             + (f", {'; '.join(sorted(busy))}" if busy else "")
         )
 
@@ -287,7 +289,7 @@ class Campaign:
             f"{totals.cases} cases in {elapsed:.1f} s by {self.workers} worker{'s' * (self.workers > 1)}, "
             f"{rate:.1f} cases/s, profiles {', '.join(self.profiles)}"
         )
-        features = reachable(self.profiles)
+        features = reachable(self.profiles, totals.backend, totals.takes_step)
         echo(f"features seen, {len(totals.features)} of the {len(features)} that these profiles can have:")
         for name, count in totals.features.most_common():
             echo(f"  {count:8d}  {name}")

@@ -23,22 +23,23 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
-from ..spec import printable
-from .image import Array, Placement
+from ..spec import OWN, SHARED, printable
+from .image import Array, Placement, key_of
 from .target import Target
 
 
 @dataclass(frozen=True)
 class Job:
-    """One launch: images to place, and the rest of its arguments."""
+    """One launch: images to place, and the rest of its arguments; `block_sizes` has one for each group."""
 
     images: Mapping[str, Array]
     places: Mapping[str, Placement]
     num_tokens: int
     window_size: int
-    block_size: int
+    block_sizes: tuple[int, ...]
     noncausal: bool
     middle_axis: bool
     misalignment: int
@@ -52,6 +53,7 @@ class Ready:
 
     backend: str
     versions: Mapping[str, str]
+    takes_step: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,14 +195,14 @@ def _load(target: Target) -> tuple[Ready | Unusable, Callable[[Job], Done | Rais
         return Unusable(f"target {target.name}: {target.function} is not callable", False), None
     if not _takes_a_launch(function):
         return Unusable(
-            f"target {target.name}: {target.function} takes other arguments than vLLM's launch", False
+            f"target {target.name}: {target.function} takes other arguments than launch or launch_step", False
         ), None
     versions = {"python": sys.version.split()[0], "torch": torch.__version__, "triton": triton.__version__}
     if backend == "gpu":
         versions["device"] = torch.cuda.get_device_name()
         if torch.version.hip:
             versions["arch"] = torch.cuda.get_device_properties(0).gcnArchName
-    return Ready(backend, versions), _launcher(function, backend)
+    return Ready(backend, versions, _takes_step(function)), _launcher(function, backend)
 
 
 def _without(error: ImportError) -> Unusable:
@@ -216,14 +218,22 @@ def _words(error: BaseException) -> str:
 
 
 def _takes_a_launch(function: Callable[..., object]) -> bool:
-    """Whether a function can be called with the 15 arguments of a launch, by position, as far as can be told."""
+    """Whether a function can be called with the arguments of its form of launch, by position, as far as can be told."""
     try:
-        inspect.signature(function).bind(*range(15))
+        inspect.signature(function).bind(*range(8 if _takes_step(function) else 15))
     except TypeError:
         return False
     except ValueError:  # not a Python function
         return True
     return True
+
+
+def _takes_step(function: Callable[..., object]) -> bool:
+    """Whether a function takes the groups of a step first, as launch_step does."""
+    try:
+        return next(iter(inspect.signature(function).parameters), "") == "groups"
+    except (TypeError, ValueError):  # not a Python function
+        return False
 
 
 def _launch_shape(function: Callable[..., object]) -> Callable[..., object] | None:
@@ -243,18 +253,30 @@ def _launcher(function: Callable[..., object], backend: str) -> Callable[[Job], 
     memory: Memory = gpu_memory(torch.device("cuda", 0)) if backend == "gpu" else GuardedMemory()
 
     launch_shape = _launch_shape(function)
+    takes_step = _takes_step(function)
+    make_group = getattr(function, "__globals__", {}).get("Group", SimpleNamespace)
 
     def keywords(job: Job) -> dict[str, Any]:
         return {} if launch_shape is None or job.shape is None else {"shape": launch_shape(**job.shape)}
 
     def launch(job: Job) -> Done | Raised:
         flat = memory.place(job.images, job.misalignment, job.guard)
-        tensors = [
-            as_tensor(flat[name], place, name == "indices" and job.middle_axis) for name, place in job.places.items()
-        ]
+        tensors = {
+            name: as_tensor(flat[name], place, name.endswith("indices") and job.middle_axis)
+            for name, place in job.places.items()
+        }
         extra = keywords(job)
         try:
-            function(*tensors, job.num_tokens, job.window_size, job.block_size, job.noncausal, **extra)
+            if takes_step:
+                groups = [
+                    make_group(**{name: tensors[key_of(index, name)] for name in OWN}, block_size=block_size)
+                    for index, block_size in enumerate(job.block_sizes)
+                ]
+                shared = (tensors[name] for name in SHARED)
+                function(groups, *shared, job.num_tokens, job.window_size, job.noncausal, **extra)
+            else:
+                scalars = (job.num_tokens, job.window_size, *job.block_sizes, job.noncausal)
+                function(*tensors.values(), *scalars, **extra)
             if backend == "gpu":
                 torch.cuda.synchronize()
         except Exception as error:

@@ -126,6 +126,7 @@ FEATURES: dict[str, Callable[[View], bool]] = {
     "more than 32 rows": lambda v: v.batch.num_tokens > 32,
     "more than 256 rows": lambda v: v.batch.num_tokens > 256,
     "more than 1024 rows": lambda v: v.batch.num_tokens > 1024,
+    "more than 4096 rows": lambda v: v.batch.num_tokens > 4096,
     # padding
     "padded row": lambda v: not v.valid.all(),
     "padding between valid rows": _padding_inside,
@@ -190,6 +191,13 @@ FEATURES: dict[str, Callable[[View], bool]] = {
     "odd alignment": lambda v: v.layout.misalignment > 0,
     "guard before the tensors": lambda v: v.layout.guard == "start",
     "work cut another way": lambda v: bool(v.case.target.get("shape")),
+    "offsets by look-back": lambda v: bool((v.case.target.get("shape") or {}).get("look_back")),
+    # groups
+    "several groups": lambda v: bool(v.case.groups),
+    "groups of other page sizes": lambda v: len({batch.block_size for batch in v.case.step}) > 1,
+    "groups padded in other places": lambda v: any(
+        ((batch.slot_mapping < 0) != (v.batch.slot_mapping < 0)).any() for batch in v.case.groups
+    ),
 }
 
 
@@ -210,6 +218,7 @@ _NOT_SERVED = {
     "no tokens",
     "no requests",
     "more than 1024 rows",
+    "more than 4096 rows",
     "zero-length request",
     "page size not a power of two",
     "one position a page",
@@ -220,6 +229,8 @@ BEYOND: dict[str, set[str]] = {
     "hostile": set(),
 }
 """The features that the cases of a profile cannot have."""
+_OF_STEPS = {"several groups", "groups of other page sizes", "groups padded in other places"}
+_ON_GPUS = {"more than 4096 rows"}  # the interpreter takes minutes for one
 
 
 def features_of(case: Case) -> list[str]:
@@ -228,6 +239,8 @@ def features_of(case: Case) -> list[str]:
     return [name for name, has in FEATURES.items() if has(view)]
 
 
-def reachable(profiles: Iterable[str]) -> list[str]:
-    """The features that cases of these profiles can have."""
-    return [name for name in FEATURES if any(name not in BEYOND[profile] for profile in profiles)]
+def reachable(profiles: Iterable[str], backend: str = "interpreter", step: bool = False) -> list[str]:
+    """The features that cases of these profiles can have, drawn for this backend, and for a target of steps or not."""
+    beyond = set.intersection(*(BEYOND[profile] for profile in profiles))
+    beyond |= (set() if step else _OF_STEPS) | (set() if backend == "gpu" else _ON_GPUS)
+    return [name for name in FEATURES if name not in beyond]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +11,10 @@ import numpy as np
 from ..oracle import plain, vectorised
 from ..spec import Batch, Case, Result
 from .child import Done, Job, Raised
-from .image import Array, after, before, placements
+from .image import Array, Placement, after, before, key_of, placements
 from .runner import Died, HarnessError, Outcome, Runner, crash_site
 from .scramble import scramble
-from .verdict import Verdict, compare
+from .verdict import Verdict, compare, damaged
 
 PLAIN_ENTRIES = 2048  # the plain oracle checks the fast one on every batch of up to this many entries
 
@@ -41,21 +41,32 @@ def expect(batch: Batch, plain_too: bool | None = None) -> Result:
 def judge(case: Case, runner: Runner, journal: Callable[[Case], None] | None = None) -> Verdict | None:
     """Run `case` on the runner's target as it is, then with all don't-care inputs replaced; None when both are right.
 
-    `journal` is called with each batch before its launch. Canaries and replacements are drawn from the case itself,
-    so that the same case is judged in the same way every time. Raises HarnessError for a fault of ours.
+    A target that takes one group at a time is given those of the case one by one. `journal` is called with each case
+    before its launch. Canaries and replacements are drawn from the case itself, so that the same case is judged in
+    the same way every time. Raises HarnessError for a fault of ours.
     """
-    batch = case.batch
-    rng = np.random.default_rng(_seed(batch))
-    result = expect(batch)
-    verdict = _launch(case, result, runner, rng, journal)
+    if not case.groups or runner.takes_step:
+        return _judge(case, runner, journal)
+    for group, batch in enumerate(case.step):
+        verdict = _judge(replace(case, batch=batch, groups=()), runner, journal)
+        if verdict is not None:
+            return replace(verdict, tensor=key_of(group, verdict.tensor) if verdict.tensor else "")
+    return None
+
+
+def _judge(case: Case, runner: Runner, journal: Callable[[Case], None] | None) -> Verdict | None:
+    rng = np.random.default_rng(_seed(case.step))
+    results = [expect(batch) for batch in case.step]
+    verdict = _launch(case, results, runner, rng, journal)
     if verdict is None:
-        other = replace(case, batch=scramble(batch, rng))
-        verdict = _launch(other, result, runner, rng, journal)
+        first, *others = scramble(case.step, rng)
+        verdict = _launch(replace(case, batch=first, groups=tuple(others)), results, runner, rng, journal)
         if verdict is not None and verdict.verdict in ("MISMATCH", "FRAME"):
             # Nothing that an output may depend on has changed, so this is one finding whatever clause it shows in.
             verdict = replace(verdict, verdict="INTERFERENCE", clause=13, detail=_once_replaced(verdict))
     if verdict is not None:
-        expect(batch, plain_too=True)
+        for batch in case.step:
+            expect(batch, plain_too=True)
     return verdict
 
 
@@ -65,21 +76,30 @@ def _once_replaced(verdict: Verdict) -> str:
 
 def _launch(
     case: Case,
-    result: Result,
+    results: Sequence[Result],
     runner: Runner,
     rng: np.random.Generator,
     journal: Callable[[Case], None] | None,
 ) -> Verdict | None:
-    batch, layout = case.batch, case.buffers
-    places = placements(batch, layout)
-    start = before(batch, places, rng)
+    layout = case.buffers
+    places: dict[str, Placement] = {}
+    start: dict[str, Array] = {}
+    expected: dict[str, Array] = {}
+    for group, (batch, result) in enumerate(zip(case.step, results, strict=True)):
+        own = placements(batch, layout)
+        images = before(batch, own, rng)
+        right = after(images, batch, result, own)
+        for name, place in own.items():
+            key = key_of(group, name)
+            if key not in places:  # the shared ones are there from the first group on
+                places[key], start[key], expected[key] = place, images[name], right[name]
     job = Job(
         images=start,
         places=places,
-        num_tokens=batch.num_tokens,
-        window_size=batch.window_size,
-        block_size=batch.block_size,
-        noncausal=batch.noncausal,
+        num_tokens=case.batch.num_tokens,
+        window_size=case.batch.window_size,
+        block_sizes=tuple(batch.block_size for batch in case.step),
+        noncausal=case.batch.noncausal,
         middle_axis=layout.indices_ndim == 3,
         misalignment=layout.misalignment,
         guard=layout.guard,
@@ -88,10 +108,14 @@ def _launch(
     if journal is not None:
         journal(case)
     outcome = runner.run(job)
-    if isinstance(outcome, Done):
-        expected = after(start, batch, result, places)
-        return compare(batch, result, places, expected, _sound(outcome.images, start), outcome.damage)
-    return _ended(outcome)
+    if not isinstance(outcome, Done):
+        return _ended(outcome)
+    got = _sound(outcome.images, start)
+    for group, (batch, result) in enumerate(zip(case.step, results, strict=True)):
+        verdict = compare(batch, result, places, expected, got, group)
+        if verdict is not None:
+            return verdict
+    return damaged(*outcome.damage) if outcome.damage is not None else None
 
 
 def _shape(case: Case, runner: Runner) -> Mapping[str, int] | None:
@@ -120,9 +144,12 @@ def _ended(outcome: Outcome) -> Verdict:
     return Verdict("HANG", 14, detail=f"no answer within {outcome.seconds:.0f} s")
 
 
-def _seed(batch: Batch) -> int:
-    scalars = (batch.num_tokens, batch.window_size, batch.block_size, batch.width, batch.noncausal)
-    digest = zlib.crc32(repr([number.bit_length() if number > 2**64 else number for number in scalars]).encode())
-    for array in batch.inputs().values():
-        digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
+def _seed(step: Sequence[Batch]) -> int:
+    digest = 0
+    for batch in step:
+        scalars = (batch.num_tokens, batch.window_size, batch.block_size, batch.width, batch.noncausal)
+        words = repr([number.bit_length() if number > 2**64 else number for number in scalars])
+        digest = zlib.crc32(words.encode(), digest)
+        for array in batch.inputs().values():
+            digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
     return digest

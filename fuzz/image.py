@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..spec import TENSORS, Batch, BufferLayout, Result
+from ..spec import SHARED, TENSORS, Batch, BufferLayout, Result
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -60,6 +60,11 @@ def placements(batch: Batch, layout: BufferLayout) -> dict[str, Placement]:
     places["indptr"] = Placement((T + 1 + layout.spare_rows,))
     places["ragged"] = Placement((T * width + layout.ragged_spare,))
     return {name: places[name] for name in TENSORS}
+
+
+def key_of(group: int, name: str) -> str:
+    """The name of a group's tensor among all of a step; the shared ones, and the first group's, are plain."""
+    return name if group == 0 or name in SHARED else f"groups[{group}].{name}"
 
 
 def canary(rng: np.random.Generator, count: int, dtype: str) -> Array:

@@ -9,16 +9,16 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..spec import INPUTS, MAX_ENTRIES, Batch, BufferLayout, Case, CaseFileError, brief, read_bytes
+from ..spec import INPUTS, MAX_ENTRIES, SHARED, Batch, BufferLayout, Case, CaseFileError, brief, read_bytes
 
 _SCALARS = ("num_tokens", "window_size", "block_size", "width", "noncausal")
+_OF_A_GROUP = ("block_size", "width")
 
 
 class Journal:
@@ -32,8 +32,11 @@ class Journal:
     def write(self, case: Case) -> None:
         """Replace the file's case. Raises OSError."""
         note = {name: getattr(case.batch, name) for name in _SCALARS}
+        note["groups"] = [{name: getattr(group, name) for name in _OF_A_GROUP} for group in case.groups]
         note |= {"buffers": asdict(case.buffers), "target": dict(case.target)}
-        arrays: Mapping[str, Any] = case.batch.inputs()
+        arrays: dict[str, Any] = dict(case.batch.inputs())
+        for i, group in enumerate(case.groups):
+            arrays |= {f"{i}.{name}": array for name, array in group.inputs().items() if name not in SHARED}
         with open(self._temporary, "wb") as file:
             np.savez(file, note=np.frombuffer(json.dumps(note).encode(), np.uint8), **arrays)
         os.replace(self._temporary, self.path)
@@ -54,9 +57,17 @@ def read_journal(path: Path) -> Case:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             note = json.loads(arrays["note"].tobytes())
             inputs = {name: arrays[name] for name in INPUTS}
+            own = [
+                {name: arrays[f"{i}.{name}"] for name in INPUTS if name not in SHARED}
+                for i in range(len(note["groups"]))
+            ]
         batch = Batch(**{name: note[name] for name in _SCALARS}, **inputs)
-        if batch.num_tokens * batch.width > MAX_ENTRIES:
+        groups = [
+            replace(batch, **{name: scalars[name] for name in _OF_A_GROUP}, **tensors)
+            for scalars, tensors in zip(note["groups"], own, strict=True)
+        ]
+        if sum(each.num_tokens * each.width for each in (batch, *groups)) > MAX_ENTRIES:
             raise ValueError(f"num_tokens * width is above {MAX_ENTRIES}")
-        return Case(batch, BufferLayout(**note["buffers"]), target=dict(note["target"]))
+        return Case(batch, BufferLayout(**note["buffers"]), target=dict(note["target"]), groups=tuple(groups))
     except Exception as error:  # a damaged archive has zipfile, zlib and NumPy raise nearly anything
         raise CaseFileError(path, "", f"is not a whole journal: {type(error).__name__}: {brief(str(error))}") from None

@@ -61,6 +61,7 @@ class GuardedMemory:
     def place(self, images: Mapping[str, Array], misalignment: int, guard: str) -> dict[str, torch.Tensor]:
         """Ignores `misalignment`: a tensor that ends at a page's end starts anywhere."""
         tensors = {}
+        self._placed.clear()
         for name, image in images.items():
             need = image.nbytes + BAND
             if name not in self._mappings or self._mappings[name].bytes.size < need:

@@ -40,7 +40,7 @@ def read(path: Path) -> list[Case]:
             raise CaseFileError(
                 path, f"[{i}].{error.argument}", f"expected {error.expected}, got {error.got}"
             ) from None
-        elements = sum(place.size for place in placements(case.batch, case.buffers).values())
+        elements = sum(place.size for batch in case.step for place in placements(batch, case.buffers).values())
         if elements > MAX_ELEMENTS:
             raise CaseFileError(path, f"[{i}].buffers", f"tensors of {elements} elements, above {MAX_ELEMENTS}")
     return cases

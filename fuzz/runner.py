@@ -70,6 +70,11 @@ class Runner:
         return self._ready.backend
 
     @property
+    def takes_step(self) -> bool:
+        """Whether the target takes all groups of a step, as launch_step does, or one, as launch does."""
+        return self._ready.takes_step
+
+    @property
     def versions(self) -> Mapping[str, str]:
         """Versions of python, torch and triton, and the device's name."""
         return self._ready.versions

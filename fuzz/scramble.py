@@ -1,11 +1,25 @@
-"""Clause 13 as a transformation: the same batch with every input that no output depends on replaced."""
+"""Clause 13 as a transformation: the same step with every input that no output depends on replaced."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ..oracle import vectorised
-from ..spec import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, Batch, IllegalBatchError, check_legal
+from ..spec import (
+    INT32_MAX,
+    INT32_MIN,
+    INT64_MAX,
+    INT64_MIN,
+    SHARED,
+    Batch,
+    Dependencies,
+    IllegalBatchError,
+    check_legal,
+)
 
 _INT32_EDGES = np.array([INT32_MIN, -2, -1, 0, 1, 7, 2**30, INT32_MAX], np.int32)
 
@@ -19,40 +33,57 @@ def is_legal(batch: Batch) -> bool:
     return True
 
 
-def scramble(batch: Batch, rng: np.random.Generator) -> Batch:
-    """`batch` with all don't-care inputs drawn anew. A legal batch stays legal."""
-    used = vectorised.dependencies(batch)
-    free = {name: ~getattr(used, name) for name in batch.inputs()}
-    new = {name: array.copy() for name, array in batch.inputs().items()}
-    T, R = batch.num_tokens, batch.num_reqs
+def scramble(batches: Sequence[Batch], rng: np.random.Generator) -> list[Batch]:
+    """The groups of a step with all don't-care inputs drawn anew. Legal ones stay legal."""
+    used = [vectorised.dependencies(batch) for batch in batches]
+    of_any = {name: np.logical_or.reduce([getattr(one, name) for one in used]) for name in SHARED}
+    shared: dict[str, Any] = _scrambled_shared(batches, of_any, rng)
+    scrambled = []
+    for batch, one in zip(batches, used, strict=True):
+        own: dict[str, Any] = {
+            "slot_mapping": _scrambled_slots(batch, rng),
+            "block_table": _scrambled_table(batch, one, rng),
+        }
+        scrambled.append(replace(batch, **shared, **own))
+    return scrambled
 
+
+def _scrambled_slots(batch: Batch, rng: np.random.Generator) -> np.ndarray:
+    """Other slots of the same signs."""
+    T = batch.num_tokens
     signs = batch.slot_mapping < 0
     signs[T:] = rng.integers(0, 2, signs[T:].size, dtype=bool)
     edges = rng.integers(0, 3, signs.size)
     magnitudes = np.where(edges == 0, 0, np.where(edges == 1, INT64_MAX, rng.integers(0, INT64_MAX, signs.size)))
-    new["slot_mapping"] = np.where(signs, np.where(edges == 1, INT64_MIN, -1 - magnitudes % 1000), magnitudes)
+    slots: np.ndarray = np.where(signs, np.where(edges == 1, INT64_MIN, -1 - magnitudes % 1000), magnitudes)
+    return slots
 
-    names = ["token_to_req", "block_table", "replay_start", "seq_lens", "query_start_loc"]
-    if is_legal(batch):
+
+def _scrambled_table(batch: Batch, used: Dependencies, rng: np.random.Generator) -> np.ndarray:
+    table = batch.block_table.copy()
+    _fill(table, ~used.block_table, rng)
+    return table
+
+
+def _scrambled_shared(
+    batches: Sequence[Batch], used: Mapping[str, np.ndarray], rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    batch = batches[0]
+    new = {name: getattr(batch, name).copy() for name in SHARED}
+    names = list(SHARED)
+    if all(is_legal(each) for each in batches):
         # The legal domain also speaks of requests that no token names: stay inside it.
-        names = names[:2]
-        prefixes = batch.seq_lens - np.diff(batch.query_start_loc)
-        _fill(new["replay_start"][R:], free["replay_start"][R:], rng)
-        idle = np.flatnonzero(free["seq_lens"])
-        new["seq_lens"][idle] = rng.integers(np.diff(batch.query_start_loc)[idle], INT32_MAX, endpoint=True)
-        prefixes[idle] = new["seq_lens"][idle] - np.diff(batch.query_start_loc)[idle]
-        unread = np.flatnonzero(free["replay_start"][:R])
+        names = ["token_to_req"]
+        R, query_lens = batch.num_reqs, np.diff(batch.query_start_loc)
+        _fill(new["replay_start"][R:], ~used["replay_start"][R:], rng)
+        idle = np.flatnonzero(~used["seq_lens"])
+        new["seq_lens"][idle] = rng.integers(query_lens[idle], INT32_MAX, endpoint=True)
+        prefixes = new["seq_lens"] - query_lens
+        unread = np.flatnonzero(~used["replay_start"][:R])
         new["replay_start"][unread] = rng.integers(0, prefixes[unread], endpoint=True)
     for name in names:
-        _fill(new[name], free[name], rng)
-    return Batch(
-        num_tokens=T,
-        window_size=batch.window_size,
-        block_size=batch.block_size,
-        width=batch.width,
-        noncausal=batch.noncausal,
-        **new,
-    )
+        _fill(new[name], ~used[name], rng)
+    return new
 
 
 def _fill(array: np.ndarray, where: np.ndarray, rng: np.random.Generator) -> None:

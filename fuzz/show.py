@@ -16,7 +16,7 @@ import reprlib
 import textwrap
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -41,7 +41,13 @@ def draw(case: Case, max_requests: int = 16, max_rows: int = 40) -> str:
 
     At most `max_requests` requests and `max_rows` rows; lines say how many are left out. The row in
     which `case.finding` lies is among them, marked →. Draws every Case, legal or not. No newline at the end.
+    A case of several cache groups is drawn group by group.
     """
+    if case.groups:
+        return "\n\n".join(
+            f"group {index} of {len(case.step)}\n" + draw(_alone(case, index), max_requests, max_rows)
+            for index in range(len(case.step))
+        )
     picture = _Picture(case)
     x, rows, marked = picture.x, picture.rows, picture.marked
     # The marked row and its request before all others, and requests with rows before idle ones.
@@ -59,6 +65,15 @@ def draw(case: Case, max_requests: int = 16, max_rows: int = 40) -> str:
     lines += ["", *_LEGEND] if shown else []
     lines += ["", *picture.expected(shown)]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _alone(case: Case, index: int) -> Case:
+    """One group of a case, with the finding if that lies in it."""
+    group, dot, tensor = str(case.finding.get("tensor", "")).rpartition(".")
+    inside = (group == f"groups[{index}]") if dot else index == 0
+    finding = {**case.finding, "tensor": tensor} if inside and case.finding else {}
+    expected = case.expected if index == 0 else None
+    return replace(case, batch=case.step[index], groups=(), finding=finding, expected=expected)
 
 
 class _Row(NamedTuple):

@@ -11,7 +11,7 @@ pattern: a legal batch with inputs corrupted).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -67,16 +67,19 @@ class Geometry:
     query_lens: tuple[int, ...]
 
 
-def cases(profile: str, backend: str = "interpreter") -> st.SearchStrategy[Case]:
-    """Cases of a profile, for a backend ("gpu" or "interpreter": what costs little differs between them)."""
+def cases(profile: str, backend: str = "interpreter", step: bool = False) -> st.SearchStrategy[Case]:
+    """Cases of a profile, for a backend ("gpu" or "interpreter": what costs little differs between them).
+
+    step: whether a case may have further cache groups, for a target that takes them.
+    """
     if profile not in PROFILES:
         raise ValueError(f"profile: expected one of {', '.join(PROFILES)}, got {profile!r}")
-    return _cases(profile, backend)
+    return _cases(profile, backend, step)
 
 
 @st.composite
-def _cases(draw: st.DrawFn, profile: str, backend: str) -> Case:
-    geometry = draw(_geometries(profile))
+def _cases(draw: st.DrawFn, profile: str, backend: str, step: bool) -> Case:
+    geometry = draw(_geometries(profile, backend))
     window, block_size = geometry.window, geometry.block_size
     fewest = min(draw(st.sampled_from(_FEWEST_REQUESTS[profile])), geometry.most_requests)
     requests = draw(st.lists(_requests(geometry), min_size=fewest, max_size=geometry.most_requests))
@@ -152,11 +155,35 @@ def _cases(draw: st.DrawFn, profile: str, backend: str) -> Case:
         unseen = ~vectorised.dependencies(batch).block_table
         batch = Batch(**scalars, **{**inputs, "block_table": np.where(unseen, np.int32(poison), table)})
     shape = draw(_shapes(backend, batch))
-    return Case(batch, draw(_layouts()), target={"backend": backend, "shape": dict(shape)} if shape else {})
+    target = {"backend": backend, "shape": dict(shape)} if shape else {}
+    groups = draw(st.lists(_groups(profile, batch), max_size=7 if backend == "gpu" else 2)) if step else ()
+    return Case(batch, draw(_layouts()), target=target, groups=tuple(groups))
 
 
 @st.composite
-def _geometries(draw: st.DrawFn, profile: str) -> Geometry:
+def _groups(draw: st.DrawFn, profile: str, batch: Batch) -> Batch:
+    """A further cache group: its own page size, table, padding and width, legal where `batch` is."""
+    longest = max(1, int(batch.seq_lens.max(initial=0)))
+    sizes = (64, 128) if profile == "serving" else BLOCK_SIZES
+    # A table of many columns is slow; a legal one may not be cut.
+    fit = [size for size in sizes if longest <= 4000 * size] or [batch.block_size]
+    block_size = draw(st.sampled_from(fit))
+    columns = min(4096, -(-longest // block_size) + draw(st.sampled_from((0, 1))))
+    if profile == "hostile":
+        columns -= draw(st.sampled_from((0, 0, 1)))
+    table = _pages(draw(st.sampled_from(_PAGE_STYLES)), batch.block_table.shape[0], columns, block_size)
+    if profile == "hostile" and table.size and draw(st.booleans()):
+        table.reshape(-1)[draw(st.integers(0, 200)) % table.size] = -1
+    T = batch.num_tokens
+    slots = np.arange(len(batch.slot_mapping), dtype=np.int64)
+    # What the first group pads stays padded: the request that such a token names is garbage.
+    slots[:T][_padded(draw(st.sampled_from(_PADDINGS)), T, T) | (batch.slot_mapping[:T] < 0)] = -1
+    width = batch.width + (0 if profile == "serving" else draw(st.sampled_from((0, 0, 1, 64))))
+    return replace(batch, block_size=block_size, block_table=table, slot_mapping=slots, width=width)
+
+
+@st.composite
+def _geometries(draw: st.DrawFn, profile: str, backend: str) -> Geometry:
     noncausal = draw(st.booleans())
     if profile == "serving":
         query_lens = draw(st.sampled_from(((1,), (6,), (1, 6, 2, 3, 4, 5))))
@@ -167,7 +194,8 @@ def _geometries(draw: st.DrawFn, profile: str) -> Geometry:
         st.sampled_from((window + 3 * min(block_size, 200), 4 * window + 40, 1200, min(40_000, 4000 * block_size)))
     )
     if draw(st.integers(0, 15)) == 15:  # rarely: rows in plenty, of few requests
-        return Geometry(window, block_size, noncausal, longest, 2, (1, 515, 1030))
+        most = (515, 1030) if backend == "interpreter" or draw(st.integers(0, 3)) < 3 else (4096, 8191, 16383, 16384)
+        return Geometry(window, block_size, noncausal, longest, 2 if max(most) < 4096 else 1, (1, *most))
     return Geometry(window, block_size, noncausal, longest, 12, (1, 0, 2, 3, 5, 6, 17, 33, 66))
 
 

@@ -1,4 +1,4 @@
-"""What is under test: a function with the signature of vLLM's launch, and the backend that it runs on."""
+"""What is under test: a function with the signature of vLLM's launch, or of launch_step, and its backend."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ from ..spec import ArgumentError, brief, check_flag
 
 BACKENDS = ("gpu", "interpreter")
 KERNEL = "swa_decode_meta.kernel:launch"
+NAMED = {
+    "kernel": KERNEL,
+    "step": "swa_decode_meta.kernel:launch_step",
+    "prepared": "swa_decode_meta.fuzz.forms:prepared",
+    "prepared_step": "swa_decode_meta.fuzz.forms:prepared_step",
+    "replayed": "swa_decode_meta.fuzz.forms:replayed",
+    "replayed_step": "swa_decode_meta.fuzz.forms:replayed_step",
+    "unfused": "swa_decode_meta.kernel.unfused:launch",
+}
+"""The project's own targets, by short names."""
 # The fields of kernel.LaunchShape, named here since this module must load without torch and triton.
 SHAPE_FIELDS = ("rows_per_program", "count_rows", "page_chunk", "width_chunk", "tail_chunk", "num_warps", "look_back")
 
@@ -30,13 +40,15 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """`kernel` or `package.module:function`, either with `@gpu` or `@interpreter`. Raises ArgumentError."""
+    """One of NAMED or `package.module:function`, either with `@gpu` or `@interpreter`. Raises ArgumentError."""
     place, at, backend = text.partition("@")
     if at and backend not in BACKENDS:
         raise ArgumentError("target", f"a backend of {' or '.join(BACKENDS)} after @", brief(text))
-    module, _, function = (KERNEL if place == "kernel" else place).partition(":")
+    module, _, function = NAMED.get(place, place).partition(":")
     if not re.fullmatch(r"\w+(\.\w+)*", module) or not function.isidentifier() or module.endswith(".py"):
-        expected = "kernel or package.module:function (no path, no .py), with @gpu or @interpreter if wanted"
+        expected = (
+            f"{', '.join(NAMED)} or package.module:function (no path, no .py), with @gpu or @interpreter if wanted"
+        )
         raise ArgumentError("target", expected, brief(text))
     return Target(text, module, function, backend)
 

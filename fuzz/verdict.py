@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..spec import INPUTS, Batch, Result
-from .image import Array, Placement
+from .image import Array, Placement, key_of
 
 # Flags and lengths before what follows from them, inputs last: the first difference is the nearest to its cause.
 _ORDER = ("is_valid", "lens", "indices", "indptr", "ragged", *INPUTS)
@@ -38,7 +38,8 @@ class Verdict:
         """What makes two findings the same one; fit for a file name."""
         # An error message differs from case to case; its type does not.
         kind = self.detail.partition(":")[0] if self.verdict in ("EXCEPTION", "FAULT") else ""
-        words = "-".join(word for word in (self.verdict, self.tensor, f"clause{self.clause}", kind) if word)
+        tensor = self.tensor.rpartition(".")[2]  # whichever group it is in
+        words = "-".join(word for word in (self.verdict, tensor, f"clause{self.clause}", kind) if word)
         return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in words)[:120]
 
     def __str__(self) -> str:
@@ -63,17 +64,21 @@ def compare(
     places: Mapping[str, Placement],
     expected: Mapping[str, Array],
     got: Mapping[str, Array],
-    damage: tuple[str, int] | None,
+    group: int = 0,
 ) -> Verdict | None:
-    """The first difference between the images that a launch left and those that it should have left, or None."""
+    """The first difference between the images that a launch left of a group and those that it should have left."""
     for name in _ORDER:
-        wrong = np.flatnonzero(got[name] != expected[name])
+        key = key_of(group, name)
+        wrong = np.flatnonzero(got[key] != expected[key])
         if wrong.size:
-            return _element(batch, result, name, places[name], int(wrong[0]), expected[name], got[name])
-    if damage is not None:
-        name, offset = damage
-        return Verdict("FRAME", 12, name, detail=f"a byte outside the tensor was written, at byte {offset} of it")
+            verdict = _element(batch, result, name, places[key], int(wrong[0]), expected[key], got[key])
+            return replace(verdict, tensor=key)
     return None
+
+
+def damaged(tensor: str, offset: int) -> Verdict:
+    """The verdict on a byte outside a tensor, `offset` bytes from its start, that a launch changed."""
+    return Verdict("FRAME", 12, tensor, detail=f"a byte outside the tensor was written, at byte {offset} of it")
 
 
 def _element(

@@ -52,6 +52,7 @@ class Started:
 
     backend: str
     versions: Mapping[str, str]
+    takes_step: bool
 
 
 @dataclass
@@ -142,7 +143,7 @@ class Worker:
         with Runner(orders.target, orders.hang_seconds) as runner:
             self.runner = runner
             self.started = time.monotonic()  # loading a target may take longer than a short campaign
-            self.connection.send(Started(runner.backend, dict(runner.versions)))
+            self.connection.send(Started(runner.backend, dict(runner.versions), runner.takes_step))
             for turn in itertools.count():
                 profile = orders.profiles[turn % len(orders.profiles)]
                 size = ROUND if orders.examples is None else min(ROUND, self._share(turn))
@@ -181,7 +182,7 @@ class Worker:
             verbosity=Verbosity.quiet,
         )
         @seed(entropy)
-        @given(cases(profile, self.runner.backend))
+        @given(cases(profile, self.runner.backend, self.runner.takes_step))
         def run(case: Case) -> None:
             try:
                 self._judge(case)
@@ -312,4 +313,5 @@ def _size(case: Case) -> tuple[int, ...]:
     """Smaller is easier to read."""
     batch = case.batch
     entries = sum(array.size for array in batch.inputs().values())
-    return (batch.num_reqs, batch.num_tokens, entries, batch.width, int(abs(batch.seq_lens.astype(int)).sum()))
+    sizes = (len(case.groups), batch.num_reqs, batch.num_tokens, entries, batch.width)
+    return (*sizes, int(abs(batch.seq_lens.astype(int)).sum()))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..spec import ArgumentError, brief, check_flag, check_scalar
+from ..spec import OWN, SHARED, TENSORS, ArgumentError, brief, check_flag, check_scalar
 from .arguments import INTERPRETED, check_overlap, check_tensors
 from .decode_meta import GROUP_WORDS
 from .shape import LaunchShape, gpu_shape, interpreter_shape
@@ -19,10 +19,6 @@ _FAR = 2**34
 
 WAVE = 64 if torch.version.hip else 32
 """Lanes that run as one: 64 on the CDNA GPUs that ROCm serves on."""
-
-GROUP_TENSORS = ("slot_mapping", "is_valid", "indices", "lens", "ragged", "indptr", "block_table")
-SHARED_TENSORS = ("query_start_loc", "seq_lens", "token_to_req", "replay_start")
-_ORDER = (*GROUP_TENSORS[:-1], "query_start_loc", "seq_lens", "token_to_req", "block_table", "replay_start")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +39,7 @@ class Group:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The group's seven tensors by name."""
-        return {name: getattr(self, name) for name in GROUP_TENSORS}
+        return {name: getattr(self, name) for name in OWN}
 
 
 def bind_group(
@@ -57,7 +53,7 @@ def bind_group(
     noncausal: bool,
 ) -> Binding:
     """What `launch` binds."""
-    shared = dict(zip(SHARED_TENSORS, (query_start_loc, seq_lens, token_to_req, replay_start), strict=True))
+    shared = dict(zip(SHARED, (query_start_loc, seq_lens, token_to_req, replay_start), strict=True))
     return Binding([group], shared, num_tokens, window_size, noncausal, step=False)
 
 
@@ -77,7 +73,7 @@ def bind_step(
     for index, group in enumerate(groups):
         if not isinstance(group, Group):
             raise ArgumentError(f"groups[{index}]", "a Group", brief(group))
-    shared = dict(zip(SHARED_TENSORS, (query_start_loc, seq_lens, token_to_req, replay_start), strict=True))
+    shared = dict(zip(SHARED, (query_start_loc, seq_lens, token_to_req, replay_start), strict=True))
     return Binding(list(groups), shared, num_tokens, window_size, noncausal, step=True)
 
 
@@ -106,7 +102,7 @@ class Binding:
             tensors = group.tensors()
             try:
                 block_sizes.append(min(check_scalar("block_size", group.block_size, 1), _FAR))
-                self.device = check_tensors({name: {**tensors, **shared}[name] for name in _ORDER}, self.num_tokens)
+                self.device = check_tensors({name: {**tensors, **shared}[name] for name in TENSORS}, self.num_tokens)
             except ArgumentError as error:
                 name = prefix * (error.argument not in shared) + error.argument
                 raise ArgumentError(name, error.expected, error.got) from None
@@ -155,7 +151,7 @@ class Binding:
         """The kernel's run-time arguments, in its order. What a variant does not use is given in another's stead."""
         tensors = {**self.groups[0].tensors(), **self.shared}
         return {
-            **{name: tensors[name] for name in _ORDER},
+            **{name: tensors[name] for name in TENSORS},
             "state": self.groups[0].slot_mapping if state is None else state,
             "groups": self.groups[0].slot_mapping if table is None else table,
             "num_tokens": num_tokens,

@@ -51,6 +51,9 @@ TENSORS: Mapping[str, TensorSpec] = {
 }
 INPUTS = tuple(name for name, spec in TENSORS.items() if spec.role == "input")
 OUTPUTS = tuple(name for name, spec in TENSORS.items() if spec.role == "output")
+SHARED = ("query_start_loc", "seq_lens", "token_to_req", "replay_start")
+"""What all cache groups of a step read; every other tensor is a group's own."""
+OWN = tuple(name for name in TENSORS if name not in SHARED)
 
 
 def symbols(num_tokens: int, num_reqs: int, width: int) -> dict[str, int]:

@@ -9,6 +9,10 @@ Golden cases, reported cases and found failures share this form. A file holds on
      "buffers": {"lens_tail": 3}, "target": {"name": "kernel@gpu"}, "versions": {"torch": "2.11.0"},
      "finding": {"verdict": "MISMATCH"}, "expected": {"is_valid": [true], "indices": [[36, 37, 38, 39]], ...}}
 
+A case of several cache groups, which one step builds, has the further ones in "groups", each with what is its own:
+
+     "groups": [{"block_size": 2, "width": 4, "slot_mapping": [7], "block_table": [[3, 1, 0, 2]]}]
+
 Only the batch is required; a file without "version" is read as version 1. A block_table without rows, [], needs
 "columns" to say how wide it is, if it is.
 """
@@ -28,7 +32,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .batch import INPUTS, INT32_MAX, TENSORS, Batch, Result
+from .batch import INPUTS, INT32_MAX, SHARED, TENSORS, Batch, Result
 from .errors import ArgumentError, CaseFileError, brief
 from .layout import BufferLayout
 
@@ -43,7 +47,9 @@ _BATCH = (*_SCALARS, "noncausal", *INPUTS)
 _EXPECTED = tuple(item.name for item in fields(Result))
 _TEXTS = ("name", "reported_in")
 _MAPPINGS = ("target", "versions", "finding")
-_OTHERS = ("version", "equals_vllm", "columns", "buffers", "expected")
+_OTHERS = ("version", "equals_vllm", "columns", "groups", "buffers", "expected")
+_GROUP = ("block_size", "width", "slot_mapping", "block_table")
+MAX_GROUPS = 64
 _T = TypeVar("_T")
 
 
@@ -51,7 +57,9 @@ _T = TypeVar("_T")
 class Case:
     """One batch with what is needed to run it again.
 
-    batch; buffers (layout of the launch's tensors); expected (what a build must write, when it is known);
+    batch; groups (further cache groups of the same step: batches that differ from it in slot_mapping, block_table,
+    block_size and width alone); buffers (layout of the launch's tensors, of every group); expected (what a build of
+    `batch` must write, when it is known);
     name and reported_in (words); target, versions, finding (JSON objects of plain values, kept as they are);
     equals_vllm (whether vLLM 0.33.0 writes the same, when it is known).
     """
@@ -65,6 +73,20 @@ class Case:
     versions: Mapping[str, Any] = field(default_factory=dict)
     finding: Mapping[str, Any] = field(default_factory=dict)
     equals_vllm: bool | None = None
+    groups: tuple[Batch, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ArgumentError for a group that differs where a step's groups do not."""
+        object.__setattr__(self, "groups", tuple(self.groups))
+        for index, group in enumerate(self.groups):
+            for name in ("num_tokens", "window_size", "noncausal", *SHARED):
+                if not np.array_equal(getattr(group, name), getattr(self.batch, name)):
+                    raise ArgumentError(f"groups[{index}].{name}", "what the batch has", "something else")
+
+    @property
+    def step(self) -> tuple[Batch, ...]:
+        """The batch of each cache group."""
+        return (self.batch, *self.groups)
 
 
 def load_case(path: str | os.PathLike[str]) -> Case:
@@ -108,11 +130,21 @@ def dump_case(case: Case) -> str:
     document |= {name: array.tolist() for name, array in batch.inputs().items()}
     if not batch.block_table.shape[0]:
         document["columns"] = batch.block_table.shape[1]
+    if case.groups:
+        document["groups"] = [_group(group) for group in case.groups]
     document["buffers"] = asdict(case.buffers)
     document |= {key: dict(getattr(case, key)) for key in _MAPPINGS if getattr(case, key)}
     if case.expected is not None:
         document["expected"] = {name: array.tolist() for name, array in case.expected.arrays().items()}
     return _lines(document, "") + "\n"
+
+
+def _group(batch: Batch) -> dict[str, Any]:
+    own: dict[str, Any] = {"block_size": batch.block_size, "width": batch.width}
+    own |= {name: getattr(batch, name).tolist() for name in _GROUP if name not in own}
+    if not batch.block_table.shape[0]:
+        own["columns"] = batch.block_table.shape[1]
+    return own
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
@@ -153,6 +185,8 @@ def _lines(value: Any, indent: str) -> str:
             raise TypeError("a key of an object is not a text")
         parts = [f"{inner}{json.dumps(key)}: {_lines(item, inner)}" for key, item in value.items()]
         return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(inner + _lines(item, inner) for item in value) + f"\n{indent}]"
     if isinstance(value, list) and len(value) > 1 and isinstance(value[0], list):
         return "[\n" + ",\n".join(inner + json.dumps(row, allow_nan=False) for row in value) + f"\n{indent}]"
     return json.dumps(value, allow_nan=False)
@@ -243,8 +277,29 @@ class _Reader:
             buffers=self.buffers(data["buffers"]) if "buffers" in data else BufferLayout(),
             expected=self.expected(batch, data["expected"]) if data.get("expected") is not None else None,
             equals_vllm=self.flag("equals_vllm", data["equals_vllm"]) if "equals_vllm" in data else None,
+            groups=self.groups(data, batch),
             **words,
         )
+
+    def groups(self, data: Mapping[str, Any], batch: Batch) -> tuple[Batch, ...]:
+        given = self.sequence("groups", data.get("groups", []))
+        if len(given) > MAX_GROUPS:
+            raise self.fail("groups", f"expected at most {MAX_GROUPS}, got {len(given)}")
+        entries, groups = batch.num_tokens * batch.width, []
+        for i, value in enumerate(given):
+            own = self.mapping(f"groups[{i}]", value)
+            for key in own:
+                if key not in (*_GROUP, "columns"):
+                    raise self.fail(f"groups[{i}].{brief(key)}", "is not a field of a group")
+            for key in _GROUP:
+                if key not in own:
+                    raise self.fail(f"groups[{i}].{key}", "is missing")
+            inside = _Reader(self.path, f"{self.where}{'.' if self.where else ''}groups[{i}]")
+            groups.append(inside.batch({**{key: data[key] for key in _BATCH}, **own}))
+            entries += batch.num_tokens * groups[-1].width
+            if entries > MAX_ENTRIES:
+                raise self.fail("groups", f"num_tokens * width of all groups is above {MAX_ENTRIES}")
+        return tuple(groups)
 
     def batch(self, data: Mapping[str, Any]) -> Batch:
         scalars: dict[str, Any] = {attribute: self.integer(key, data[key]) for key, attribute in _SCALARS.items()}

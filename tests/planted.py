@@ -27,12 +27,14 @@ class Fault:
     """Replace `old` by `new`, everywhere in `file` of the kernel's folder.
 
     routine: whether every run of the tests looks for it; the others are looked for with `pytest --all-faults`.
+    function: what of the faulty copy is the target.
     """
 
     old: str
     new: str
     file: str = "decode_meta.py"
     routine: bool = True
+    function: str = "launch"
 
 
 FAULTS = {
@@ -96,6 +98,12 @@ FAULTS = {
     "published_before_the_count": Fault("<< 40) + kept", "<< 40)", routine=False),
     "bunches_ignored": Fault("(of_bunch, item < bunch,", "(of_bunch, item < 0,", routine=False),
     "tile_counts_itself": Fault("(item < tile) & (done == 0)", "(item <= tile) & (done == 0)", routine=False),
+    "page_size_of_the_first_group": Fault(
+        "block_size = tl.load(group + 9)", "block_size = tl.load(groups + 9)", routine=False, function="launch_step"
+    ),
+    "tail_of_the_first_group": Fault(
+        "lens_size = tl.load(group + 13)", "lens_size = tl.load(groups + 13)", routine=False, function="launch_step"
+    ),
     "table_stride_ignored": Fault("block_table.stride(0),", "block_table.shape[1],", "binding.py", routine=False),
 }
 
@@ -137,7 +145,7 @@ def _written(package: str, files: dict[str, str]) -> Path:
 
 
 def build(name: str) -> Callable[..., Any]:
-    """The launch of the faulty copy. Triton reads a kernel's source from its file, so the copy is a real package."""
+    """The faulty copy's target. Triton reads a kernel's source from its file, so the copy is a real package."""
     package = f"planted_{name}"
     if package not in sys.modules:
         folder = _written(package, source(name))
@@ -149,8 +157,8 @@ def build(name: str) -> Callable[..., Any]:
         module = importlib.util.module_from_spec(spec)
         sys.modules[package] = module
         spec.loader.exec_module(module)
-    launch: Callable[..., Any] = sys.modules[package].launch
-    return launch
+    target: Callable[..., Any] = getattr(sys.modules[package], {**FAULTS, **VARIANTS}[name].function)
+    return target
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from swa_decode_meta.kernel import Group, LaunchShape, launch_step, prepare, prepare_step  # noqa: E402
-from swa_decode_meta.kernel.binding import GROUP_TENSORS, SHARED_TENSORS  # noqa: E402
-from swa_decode_meta.spec import OUTPUTS, ArgumentError, Batch  # noqa: E402
+from swa_decode_meta.spec import OUTPUTS, OWN, SHARED, ArgumentError, Batch  # noqa: E402
 from tests.arguments import DTYPES, arguments_for, poisoned  # noqa: E402
 from tests.batches import served  # noqa: E402
 from tests.test_look_back import same, with_holes  # noqa: E402
@@ -31,7 +30,7 @@ def device(backend: str) -> str:
 def step_of(rows: int, noncausal: bool, groups: int = 3) -> list[Batch]:
     """A batch for each group, with its own table, slots and page size, and what is shared."""
     first = with_holes(rows, noncausal)
-    shared = {name: getattr(first, name) for name in SHARED_TENSORS}
+    shared = {name: getattr(first, name) for name in SHARED}
     rng = np.random.default_rng(rows)
     batches = [first]
     for index in range(1, groups):
@@ -45,8 +44,8 @@ def step_of(rows: int, noncausal: bool, groups: int = 3) -> list[Batch]:
 def arguments_of(batches: list[Batch], device: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The launch arguments of each group, and those of launch_step over them."""
     each = [arguments_for(batch, device) for batch in batches]
-    groups = [Group(**{name: one[name] for name in (*GROUP_TENSORS, "block_size")}) for one in each]
-    shared = {name: each[0][name] for name in (*SHARED_TENSORS, "num_tokens", "window_size", "noncausal")}
+    groups = [Group(**{name: one[name] for name in (*OWN, "block_size")}) for one in each]
+    shared = {name: each[0][name] for name in (*SHARED, "num_tokens", "window_size", "noncausal")}
     return each, {"groups": groups, **shared}
 
 
@@ -138,7 +137,7 @@ def test_what_is_no_group_is_refused_by_its_index(device: str) -> None:
     refused("groups[1]", device, groups=[arguments["groups"][0], {"lens": 3}])
 
 
-@pytest.mark.parametrize("name", GROUP_TENSORS)
+@pytest.mark.parametrize("name", OWN)
 def test_a_tensor_of_another_dtype_is_refused_by_group_and_name(name: str, device: str) -> None:
     _, arguments = arguments_of(step_of(5, False), device)
     groups = arguments["groups"]
