@@ -17,7 +17,8 @@ from ..oracle import plain, vectorised
 from ..spec import Batch, Int32Array
 from . import exhaustive
 
-_CONTEXT, _WINDOW, _PAGE, _COLUMNS = 128 * 1024, 128, 64, 2050  # DeepSeek-V4.1-Flash in service
+_CONTEXT, WINDOW = 128 * 1024, 128  # DeepSeek-V4.1-Flash in service
+_COLUMNS = 2050  # of its block table, at pages of 64
 _SERVED = ((1, 1), (8, 1), (32, 1), (64, 6))  # requests, and tokens of each
 _SMALL = 10_000
 
@@ -30,8 +31,8 @@ def run_oracles(seconds: float) -> dict[str, Any]:
     """
     cases: dict[str, dict[str, Callable[[], object]]] = {}
     for requests, tokens in _SERVED:
-        batch = _serving(requests, tokens)
-        cases[f"rows: {batch.num_tokens}, window {_WINDOW}, table [{requests}, {_COLUMNS}]"] = {
+        batch = serving(requests * tokens, tokens)
+        cases[f"rows: {batch.num_tokens}, window {WINDOW}, table [{requests}, {_COLUMNS}]"] = {
             "plain": partial(plain.decode_meta, batch),
             "vectorised": partial(vectorised.decode_meta, batch),
         }
@@ -77,8 +78,8 @@ def _measure(what: str, oracles: Mapping[str, Callable[[], object]], seconds: fl
         rounds.append([_ms(build) for build in oracles.values()])
     figures = {
         oracle: {
-            "ms": _spread([times[i] for times in rounds]),
-            "ratio": _spread([times[i] / times[-1] for times in rounds]),
+            "ms": spread([times[i] for times in rounds]),
+            "ratio": spread([times[i] / times[-1] for times in rounds]),
         }
         for i, oracle in enumerate(oracles)
     }
@@ -91,26 +92,36 @@ def _ms(build: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Min, median and max."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
-def _serving(requests: int, tokens: int) -> Batch:
-    """`requests` requests of `tokens` tokens each, in the second half of the context."""
-    rows = requests * tokens
-    rng = np.random.default_rng(rows)
+def serving(rows: int, tokens: int, page: int = 64, noncausal: bool = False, seed: int = 0) -> Batch:
+    """A batch of `rows` rows, `tokens` a request and in the last one what is left, in the second half of the context.
+
+    page: positions a page. noncausal: DSpark, with its wider rows. seed: other contents.
+    """
+    requests, columns = -(-rows // tokens), _COLUMNS * 64 // page
+    rng = np.random.default_rng((rows, seed))
     return Batch(
         num_tokens=rows,
-        window_size=_WINDOW,
-        block_size=_PAGE,
-        width=_WINDOW,
-        slot_mapping=np.arange(rows, dtype=np.int64),
-        token_to_req=_int32(np.repeat(np.arange(requests), tokens)),
-        query_start_loc=_int32(np.arange(requests + 1) * tokens),
+        window_size=WINDOW,
+        block_size=page,
+        width=width_of(noncausal),
+        noncausal=noncausal,
+        slot_mapping=rng.permutation(rows),
+        token_to_req=_int32(np.arange(rows) // tokens),
+        query_start_loc=_int32(np.minimum(np.arange(requests + 1) * tokens, rows)),
         seq_lens=_int32(rng.integers(_CONTEXT // 2, _CONTEXT, requests, endpoint=True)),
-        block_table=_int32(rng.permutation(requests * _COLUMNS).reshape(requests, _COLUMNS)),
+        block_table=_int32(rng.permutation(requests * columns).reshape(requests, columns)),
         replay_start=_int32(np.zeros(requests)),
     )
+
+
+def width_of(noncausal: bool) -> int:
+    """The width of the rows in service."""
+    return 192 if noncausal else WINDOW
 
 
 def _int32(values: npt.ArrayLike) -> Int32Array:

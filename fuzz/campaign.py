@@ -272,10 +272,11 @@ class Campaign:
     def _line(self, totals: Totals, members: list[_Member]) -> str:
         elapsed = totals.elapsed
         limit = f"/{self.seconds:g}" if self.seconds is not None else ""
+        features = reachable(self.profiles, totals.backend, totals.takes_step)
         busy = {member.doing for member in members} - {"drawing"}
         return (
             f"{elapsed:.0f}{limit} s, {totals.cases} cases, {totals.cases / max(elapsed, 1e-9):.1f} cases/s, "
-            f"{_failures(totals)}, {len(totals.features)}/{len(reachable(self.profiles, totals.backend, totals.takes_step))} features"
+            f"{_failures(totals)}, {len(totals.features)}/{len(features)} features"
             + (f", {'; '.join(sorted(busy))}" if busy else "")
         )
 

@@ -10,7 +10,7 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,10 @@ from typing import Any, TypeVar
 import click
 
 from ..spec import ArgumentError, BackendError, CaseFileError, printable, write_atomically
+from .compiled import ARCHES
+from .figures import FORMS, PLOTS, STEP_FORMS, kernel_table, need_matplotlib, read_figures
+from .figures import plot as draw
+from .target import Target, parse_target
 
 FOUND, MISUSE, HARNESS, ABSENT = 1, 2, 3, 4
 PROFILES = ("serving", "legal", "hostile")
@@ -55,6 +59,21 @@ def _hang_option(command: _F) -> _F:
         show_default=True,
         help="A launch without an answer for so long hangs.",
     )(command)
+
+
+def _also(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Target]:
+    found: dict[str, Target] = {}
+    for value in values:
+        name, _, place = value.partition("=")
+        if not re.fullmatch(r"\w[\w .+-]*", name) or name in (*FORMS, *STEP_FORMS, *found):
+            raise click.BadParameter(f"{value!r} does not begin with a name of its own and =", ctx, param)
+        try:
+            found[name] = parse_target(place)
+        except ArgumentError as error:
+            raise click.BadParameter(f"{value!r}: {error}", ctx, param) from None
+        if found[name].backend:
+            raise click.BadParameter(f"{value!r}: the kernel is timed on the GPU: without @", ctx, param)
+    return found
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -98,7 +117,6 @@ def fuzz(
     """Fuzz a target: draw batches, diff what it writes against the oracle, shrink and save what fails."""
     _need_hypothesis()
     from .campaign import Campaign
-    from .target import parse_target
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as clean a stop as Ctrl-C
     workers = workers or min(8, os.cpu_count() or 1)
@@ -125,7 +143,6 @@ def fuzz(
 def replay(paths: tuple[Path, ...], target: str, hang: float) -> int:
     """Run case files, or folders of them, on a target: FIXED, FAILED with the difference, or ERROR."""
     from .replay import replay as run
-    from .target import parse_target
 
     return run(parse_target(target), paths, hang, _say)
 
@@ -154,17 +171,88 @@ def check(paths: tuple[Path, ...], seconds: float, full: bool) -> int:
 
 
 @cli.command()
-@click.option("--time", "seconds", type=_Seconds(), default="20s", show_default=True, help="How long to measure.")
+@click.argument("what", type=click.Choice(["oracles", "kernel", *ARCHES]), default="oracles", metavar="[WHAT]")
+@click.option("--time", "seconds", type=_Seconds(), help="oracles: how long to measure. [default: 20s]")
+@click.option("--rounds", type=click.IntRange(1), help="kernel: how often each form is timed. [default: 15]")
+@click.option(
+    "--also",
+    multiple=True,
+    callback=_also,
+    metavar="NAME=TARGET",
+    help="kernel: time this package.module:function too, a launch of vLLM's signature. May be given again.",
+)
+@click.option(
+    "--figures",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="kernel: show what --json wrote before, on any machine, instead of measuring.",
+)
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="kernel: draw GPU time over rows, as .svg or .png."
+)
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here too.")
-def bench(seconds: float, path: Path | None) -> int:
-    """Time the two oracles side by side."""
-    from .bench import run_oracles, table
+def bench(
+    what: str,
+    seconds: float | None,
+    rounds: int | None,
+    also: dict[str, Target],
+    figures: Path | None,
+    plot: Path | None,
+    path: Path | None,
+) -> int:
+    """Time the oracles or the kernel, or measure what the kernel compiles to.
 
-    figures = run_oracles(seconds)
+    \b
+    oracles   the two oracles side by side (the default)
+    kernel    launches on this GPU side by side, for one group and for a step's 8
+    gfx942    registers, spills and code of the kernel compiled for that GPU,
+    gfx950    which need not be here; exit code 1 when a variant that service
+    gfx90a    uses spills
+    """
+    given = {"--rounds": rounds, "--also": also or None, "--figures": figures, "--plot": plot}
+    _only("oracles", what, {"--time": seconds})
+    _only("kernel", what, given)
+    if figures is not None and (rounds is not None or also):
+        raise click.UsageError("--figures shows what was measured before: without --rounds and --also")
+    if plot is not None and plot.suffix not in PLOTS:
+        raise click.UsageError(f"--plot: {plot.name!r} ends neither in {' nor in '.join(PLOTS)}")
+    code = 0
+    if what == "oracles":
+        from .bench import run_oracles, table
+
+        found = run_oracles(seconds or 20.0)
+        _say(table(found))
+    elif what == "kernel":
+        if plot is not None:
+            need_matplotlib()
+        found = read_figures(figures) if figures is not None else _measured(rounds or 15, also)
+        _say(kernel_table(found))
+    else:
+        _need_kernel()
+        from . import compiled
+
+        found = compiled.figures(what)
+        _say(compiled.table(found))
+        code = FOUND if compiled.spilling(found) else 0
     if path is not None:
-        write_atomically(path, json.dumps(figures, indent=1) + "\n")
-    _say(table(figures))
-    return 0
+        write_atomically(path, json.dumps(found, indent=1) + "\n")
+    if plot is not None:
+        draw(found, plot)
+    return code
+
+
+def _only(what: str, given: str, options: Mapping[str, object]) -> None:
+    """Refuse options of one benchmark that are given with another."""
+    for option, value in options.items():
+        if value is not None and given != what:
+            raise click.UsageError(f"{option} is for bench {what}, not for bench {given}")
+
+
+def _measured(rounds: int, also: Mapping[str, Target]) -> dict[str, Any]:
+    _need_kernel()
+    from .bench_kernel import load, need_gpu, run_kernel
+
+    need_gpu()
+    return run_kernel(rounds, also={name: load(target) for name, target in also.items()})
 
 
 def _say(text: str, err: bool = False) -> None:
@@ -180,6 +268,14 @@ def _need_hypothesis() -> None:
         import hypothesis  # noqa: F401
     except ImportError:
         raise BackendError("hypothesis is not installed; the fuzz extra, swa-decode-meta[fuzz], has it") from None
+
+
+def _need_kernel() -> None:
+    try:
+        import torch  # noqa: F401
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise BackendError(f"{error}; the kernel extra, swa-decode-meta[kernel], has torch and triton") from None
 
 
 def main() -> None:

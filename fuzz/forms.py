@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..kernel import Group, PreparedLaunch, prepare, prepare_step
+from ..kernel import Group, PreparedLaunch, launch, launch_step, prepare, prepare_step
 from ..spec import INPUTS, OWN, SHARED, TENSORS
 
 
@@ -29,6 +29,18 @@ def replayed(*arguments: Any) -> None:
 def replayed_step(groups: Sequence[Group], *arguments: Any) -> None:
     """The arguments of `launch_step`: a graph, captured and replayed on other inputs, and then on these."""
     _replay(*_prepare_step(groups, arguments))
+
+
+def in_turn(*arguments: Any) -> None:
+    """The arguments of `launch`, by position: one of its forms, by what they are."""
+    (launch, prepared, replayed)[sum(arguments[len(TENSORS) : -1]) % 3](*arguments)
+
+
+def in_turn_step(groups: Sequence[Group], *arguments: Any) -> None:
+    """The arguments of `launch_step`: one of its forms, by what they are."""
+    (launch_step, prepared_step, replayed_step)[(len(groups) + sum(arguments[len(SHARED) : -1])) % 3](
+        groups, *arguments
+    )
 
 
 def _prepare(arguments: Sequence[Any]) -> tuple[PreparedLaunch, list[torch.Tensor], list[torch.Tensor]]:

@@ -55,7 +55,8 @@ def _scrambled_slots(batch: Batch, rng: np.random.Generator) -> np.ndarray:
     signs[T:] = rng.integers(0, 2, signs[T:].size, dtype=bool)
     edges = rng.integers(0, 3, signs.size)
     magnitudes = np.where(edges == 0, 0, np.where(edges == 1, INT64_MAX, rng.integers(0, INT64_MAX, signs.size)))
-    slots: np.ndarray = np.where(signs, np.where(edges == 1, INT64_MIN, -1 - magnitudes % 1000), magnitudes)
+    slots = np.array(magnitudes, np.int64)
+    np.copyto(slots, np.where(edges == 1, INT64_MIN, -1 - magnitudes % 1000), where=signs)
     return slots
 
 

@@ -156,7 +156,8 @@ def _cases(draw: st.DrawFn, profile: str, backend: str, step: bool) -> Case:
         batch = Batch(**scalars, **{**inputs, "block_table": np.where(unseen, np.int32(poison), table)})
     shape = draw(_shapes(backend, batch))
     target = {"backend": backend, "shape": dict(shape)} if shape else {}
-    groups = draw(st.lists(_groups(profile, batch), max_size=7 if backend == "gpu" else 2)) if step else ()
+    most = min(7 if backend == "gpu" else 2, 2**21 // max(1, T * batch.width)) if step else 0
+    groups = draw(st.lists(_groups(profile, batch), max_size=most))
     return Case(batch, draw(_layouts()), target=target, groups=tuple(groups))
 
 

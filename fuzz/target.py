@@ -18,6 +18,8 @@ NAMED = {
     "prepared_step": "swa_decode_meta.fuzz.forms:prepared_step",
     "replayed": "swa_decode_meta.fuzz.forms:replayed",
     "replayed_step": "swa_decode_meta.fuzz.forms:replayed_step",
+    "forms": "swa_decode_meta.fuzz.forms:in_turn",
+    "step_forms": "swa_decode_meta.fuzz.forms:in_turn_step",
     "unfused": "swa_decode_meta.kernel.unfused:launch",
 }
 """The project's own targets, by short names."""

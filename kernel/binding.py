@@ -119,7 +119,7 @@ class Binding:
         """The shape that serves so many rows on this backend."""
         if INTERPRETED:
             return interpreter_shape(num_tokens, self.width, self.max_pages, self.lens_size - num_tokens)
-        return gpu_shape(num_tokens, self.width, self.max_pages, WAVE)
+        return gpu_shape(num_tokens, self.width, self.max_pages, len(self.groups), WAVE)
 
     def grid(self, num_tokens: int, shape: LaunchShape) -> tuple[int, int]:
         """Programs of a group, and groups."""

@@ -107,7 +107,7 @@ class PreparedLaunch:
         self._keep: list[torch.Tensor] = []
         self._variants: list[_Variant] = []
         if not INTERPRETED:
-            for most, shape in gpu_shapes(bound.width, bound.max_pages, WAVE):
+            for most, shape in gpu_shapes(bound.width, bound.max_pages, len(bound.groups), WAVE):
                 self._variants.append(self._variant(min(most, bound.num_tokens), shape))
                 if most >= bound.num_tokens:
                     break

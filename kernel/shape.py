@@ -85,34 +85,41 @@ def _power_of_two(least: int) -> int:
     return 1 << max(0, least - 1).bit_length()
 
 
-def gpu_shapes(width: int, max_pages: int, wave: int = 32) -> list[tuple[int, LaunchShape]]:
+def gpu_shapes(width: int, max_pages: int, groups: int = 1, wave: int = 32) -> list[tuple[int, LaunchShape]]:
     """The shapes for a GPU, each after the most rows that it is for: the one place that decides by size.
 
-    wave: lanes that run as one, 64 on gfx942. Few shapes on purpose: each is a compiled kernel that a server must have
-    ready. The bounds were measured on an H200, whose waves have 32; with 64, no shape may need more scalar registers
-    than there are, since each lane's predicate takes a bit of them.
+    groups: cache groups of the launch. wave: lanes that run as one, 64 on gfx942. Few shapes on purpose: each is a
+    compiled kernel that a server must have ready. The bounds were measured on an H200, whose waves have 32. With 64,
+    each lane's predicate takes a bit of the scalar registers, and look-back has to do with fewer rows a program.
     """
     pages, count = (4, 512) if max_pages <= 4 else (16, 128)  # many rows by many pages at a time spill registers
     whole = 128 if width <= 128 else 256
-    look_back = LaunchShape(8, 64, pages, 64, 1024, 2, look_back=True)
+    # One group leaves most of the GPU idle, so its programs may have many warps; several groups share it.
+    warps, tail = (4, 1024) if groups == 1 else (1, 4096)
+    shapes = [
+        (32, LaunchShape(1, 32, pages, whole, tail, warps)),
+        (64, LaunchShape(1, 64, pages, whole, tail, warps)),
+    ]
+    if groups == 1:
+        shapes.append((512, LaunchShape(4, count, pages, whole, tail, 8)))
     if wave == 64:
-        look_back = LaunchShape(4, 32, 4, 64, 1024, 4, look_back=True)
+        return [*shapes, (2**31, LaunchShape(4, 32, 4, 64, tail, 4, look_back=True))]
     return [
-        (32, LaunchShape(1, 32, pages, whole, 1024, 4)),
-        (64, LaunchShape(1, 64, pages, whole, 1024, 4)),
-        (512, LaunchShape(4, count, pages, whole, 1024, 8)),
-        (2**31, look_back),
+        *shapes,
+        (8192, LaunchShape(8, 64, pages, 64, tail, 2, look_back=True)),
+        (2**31, LaunchShape(16, 64, pages, 64, tail, 2, look_back=True)),
     ]
 
 
-def gpu_shape(num_tokens: int, width: int, max_pages: int, wave: int = 32) -> LaunchShape:
+def gpu_shape(num_tokens: int, width: int, max_pages: int, groups: int = 1, wave: int = 32) -> LaunchShape:
     """The shape for a launch of so many rows."""
-    return next(shape for most, shape in gpu_shapes(width, max_pages, wave) if num_tokens <= most)
+    shapes = gpu_shapes(width, max_pages, groups, wave)
+    return next(shape for most, shape in shapes if num_tokens <= most)
 
 
 def counting_shape(width: int, max_pages: int, wave: int = 32) -> LaunchShape:
     """The shape for a launch of any number of rows that has no state for look-back."""
-    return gpu_shape(512, width, max_pages, wave)
+    return gpu_shape(512, width, max_pages, wave=wave)
 
 
 def interpreter_shape(num_tokens: int, width: int, max_pages: int, lens_tail: int) -> LaunchShape:

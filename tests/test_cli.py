@@ -117,6 +117,7 @@ def test_the_console_command_is_the_same_as_the_module() -> None:
         (["check", "absent.json"], "absent.json"),
         (["check", "--time", "0"], "--time"),
         (["bench", "--time", "x"], "--time"),
+        (["bench", "gfx1100"], "gfx1100"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
