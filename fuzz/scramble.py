@@ -18,6 +18,8 @@ from ..spec import (
     Batch,
     Dependencies,
     IllegalBatchError,
+    Int32Array,
+    Int64Array,
     check_legal,
 )
 
@@ -48,20 +50,20 @@ def scramble(batches: Sequence[Batch], rng: np.random.Generator) -> list[Batch]:
     return scrambled
 
 
-def _scrambled_slots(batch: Batch, rng: np.random.Generator) -> np.ndarray:
+def _scrambled_slots(batch: Batch, rng: np.random.Generator) -> Int64Array:
     """Other slots of the same signs."""
     T = batch.num_tokens
     signs = batch.slot_mapping < 0
     signs[T:] = rng.integers(0, 2, signs[T:].size, dtype=bool)
     edges = rng.integers(0, 3, signs.size)
     magnitudes = np.where(edges == 0, 0, np.where(edges == 1, INT64_MAX, rng.integers(0, INT64_MAX, signs.size)))
-    slots = np.array(magnitudes, np.int64)
+    slots: Int64Array = np.array(magnitudes, np.int64)
     np.copyto(slots, np.where(edges == 1, INT64_MIN, -1 - magnitudes % 1000), where=signs)
     return slots
 
 
-def _scrambled_table(batch: Batch, used: Dependencies, rng: np.random.Generator) -> np.ndarray:
-    table = batch.block_table.copy()
+def _scrambled_table(batch: Batch, used: Dependencies, rng: np.random.Generator) -> Int32Array:
+    table: Int32Array = batch.block_table.copy()
     _fill(table, ~used.block_table, rng)
     return table
 

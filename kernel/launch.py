@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
-from ..spec import ArgumentError, BackendError
+from ..spec import OWN, ArgumentError, BackendError
 from .arguments import INTERPRETED
 from .binding import WAVE, Binding, Group, bind_group, bind_step
 from .decode_meta import GROUP_WORDS, decode_meta_kernel
+from .direct import Direct, direct, may_start
 from .scratch import Scratch
 from .shape import LaunchShape, counting_shape
 
@@ -52,16 +54,22 @@ def launch(
     Raises ArgumentError before anything is written when a dtype, shape, stride, device or range is off, or when an
     output overlaps another tensor; BackendError when the tensors' device cannot run the kernel.
     """
-    group = Group(slot_mapping, is_valid, indices, lens, ragged, indptr, block_table, block_size)
     shared = (query_start_loc, seq_lens, token_to_req, replay_start)
+    tensors = (slot_mapping, is_valid, indices, lens, ragged, indptr, block_table, *shared)
+    key = _key(tensors, num_tokens, window_size, block_size, noncausal, shape)
+    if _again(key):
+        return
+    group = Group(slot_mapping, is_valid, indices, lens, ragged, indptr, block_table, block_size)
     bound = bind_group(group, *shared, num_tokens, window_size, noncausal)
     shape = _checked(shape) or bound.shape(bound.num_tokens)
-    state = None
-    if shape.look_back:
-        state = _state(bound, shape, group)
-        if state is None:
-            shape = counting_shape(bound.width, bound.max_pages, WAVE)
-    enqueue(bound, shape, bound.num_tokens, bound.num_reqs, state=state)
+    if not shape.look_back:
+        _first(key, bound, shape)
+        return
+    state = _state(bound, shape, group)
+    if state is None:
+        _first(None, bound, counting_shape(bound.width, bound.max_pages, WAVE))
+    else:
+        _first(key, bound, shape, state=state, scratch=(_state_key(bound, shape, group),))
 
 
 def launch_step(
@@ -86,17 +94,25 @@ def launch_step(
     Raises ArgumentError and BackendError as `launch` does, and names the group.
     """
     shared = (query_start_loc, seq_lens, token_to_req, replay_start)
+    key = _step_key(groups, shared, num_tokens, window_size, noncausal, shape)
+    if _again(key):
+        return
     bound = bind_step(groups, *shared, num_tokens, window_size, noncausal)
     shape = _checked(shape) or bound.shape(bound.num_tokens)
     states = [_state(bound, shape, group) for group in bound.groups] if shape.look_back else []
-    table = None
-    if None not in states:
-        words = bound.words([state for state in states if state is not None])
-        make = partial(group_table, words, bound.device)
-        table = make() if INTERPRETED else _scratch.get((bound.device, *words), make)
+    if None in states:
+        raise BackendError(_NEW_IN_CAPTURE)
+    words = bound.words([state for state in states if state is not None])
+    table_key = (bound.device, *words)
+    make = partial(group_table, words, bound.device)
+    table = make() if INTERPRETED else _scratch.get(table_key, make)
     if table is None:
-        raise BackendError("launch_step: a graph is being captured and these buffers are new; call it once before that")
-    enqueue(bound, shape, bound.num_tokens, bound.num_reqs, table=table)
+        raise BackendError(_NEW_IN_CAPTURE)
+    state_keys = (_state_key(bound, shape, group) for group in bound.groups if states)
+    _first(key, bound, shape, table=table, scratch=(table_key, *state_keys))
+
+
+_NEW_IN_CAPTURE = "launch_step: a graph is being captured and these buffers are new; call it once before that"
 
 
 def enqueue(
@@ -104,17 +120,13 @@ def enqueue(
     shape: LaunchShape,
     num_tokens: int,
     num_reqs: int,
-    *,
-    state: torch.Tensor | None = None,
-    table: torch.Tensor | None = None,
-    most: int | None = None,
+    most: int,
+    state: torch.Tensor | None,
+    table: torch.Tensor | None,
 ) -> None:
-    """Launch the kernel once, through Triton's own binding of arguments.
-
-    most: the row count that the kernel is compiled for, which num_tokens does not pass; by default that itself.
-    """
+    """Launch the kernel once, through Triton's own binding of arguments. It is compiled for up to `most` rows."""
     arguments = bound.arguments(num_tokens, num_reqs, state, table)
-    constants = bound.constants(num_tokens if most is None else most, shape)
+    constants = bound.constants(most, shape)
     with bound.on_device():
         decode_meta_kernel[bound.grid(num_tokens, shape)](**arguments, **constants, num_warps=shape.num_warps)
 
@@ -122,6 +134,79 @@ def enqueue(
 def group_table(words: Sequence[int], device: torch.device) -> torch.Tensor:
     """The table that the kernel reads the groups of a step from, int64 [groups, GROUP_WORDS]."""
     return torch.tensor(words, dtype=torch.int64, device=device).reshape(-1, GROUP_WORDS.value)
+
+
+# ------------------------------------------------------------ the same launch again
+
+
+class _Call(NamedTuple):
+    """A launch that was checked and made: its kernel, what that was started with, and the scratch memory it uses.
+
+    Keeps no tensor of the caller's.
+    """
+
+    start: Direct
+    grid: tuple[int, int]
+    counts: tuple[int, int]
+    scratch: tuple[Hashable, ...]
+
+
+_calls: dict[tuple[Hashable, ...], _Call] = {}
+_MOST_CALLS = 4096  # a server has a few for each row count; a fuzzer has new ones for every case
+
+
+def _key(tensors: Sequence[torch.Tensor], *others: Hashable) -> tuple[Hashable, ...] | None:
+    """All that the checks look at; None for arguments that are not what they should be, which the checks will say."""
+    try:  # only a dense tensor has an address and strides
+        parts = [(t.data_ptr(), t.dtype, t.device, t.shape, t.stride()) for t in tensors]
+    except Exception:
+        return None
+    return (*parts, *others, *map(type, others))
+
+
+def _step_key(
+    groups: Sequence[Group], shared: Sequence[torch.Tensor], *others: Hashable
+) -> tuple[Hashable, ...] | None:
+    try:
+        tensors = [getattr(group, name) for group in groups for name in OWN]
+        sizes = [group.block_size for group in groups]
+    except Exception:
+        return None
+    return _key((*tensors, *shared), *sizes, *others)
+
+
+def _again(key: tuple[Hashable, ...] | None) -> bool:
+    """Make the launch that was made for `key` before, if one was; whether it was."""
+    try:
+        call = _calls.get(key) if key is not None else None
+    except TypeError:  # something that cannot be hashed is none of launch's arguments
+        return False
+    if call is None or not may_start(call.start.device) or not _scratch.holds(call.scratch):
+        return False
+    call.start(*call.grid, *call.counts)
+    return True
+
+
+def _first(
+    key: tuple[Hashable, ...] | None,
+    bound: Binding,
+    shape: LaunchShape,
+    *,
+    state: torch.Tensor | None = None,
+    table: torch.Tensor | None = None,
+    scratch: tuple[Hashable, ...] = (),
+) -> None:
+    """Make a launch, and remember it under `key` if it can be started directly the next time."""
+    counts = (bound.num_tokens, bound.num_reqs)
+    start = None if key is None else direct(bound, bound.num_tokens, shape, state, table)
+    if start is None or key is None or not may_start(start.device):
+        enqueue(bound, shape, *counts, bound.num_tokens, state, table)
+        return
+    grid = bound.grid(bound.num_tokens, shape)
+    start(*grid, *counts)
+    if len(_calls) >= _MOST_CALLS:
+        _calls.clear()
+    _calls[key] = _Call(start, grid, counts, scratch)
 
 
 def _checked(shape: LaunchShape | None) -> LaunchShape | None:
@@ -133,5 +218,8 @@ def _checked(shape: LaunchShape | None) -> LaunchShape | None:
 def _state(bound: Binding, shape: LaunchShape, group: Group) -> torch.Tensor | None:
     """The look-back state of the group's buffers; a new one under the interpreter, where a launch can be broken off."""
     make = partial(bound.state, shape, group)
-    key = (bound.device, group.indptr.data_ptr(), shape.state_size(group.indptr.shape[0] - 1))
-    return make() if INTERPRETED else _scratch.get(key, make)
+    return make() if INTERPRETED else _scratch.get(_state_key(bound, shape, group), make)
+
+
+def _state_key(bound: Binding, shape: LaunchShape, group: Group) -> tuple[Hashable, ...]:
+    return (bound.device, group.indptr.data_ptr(), shape.state_size(group.indptr.shape[0] - 1))

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
-import triton
-from triton import knobs
-from triton.runtime import driver
 
 from ..spec import ArgumentError, brief
 from .arguments import INTERPRETED
 from .binding import WAVE, Binding, Group, bind_group, bind_step
-from .decode_meta import decode_meta_kernel
+from .direct import Direct, direct, may_start
 from .launch import enqueue, group_table
 from .shape import LaunchShape, gpu_shapes
-
-# Of these, a compiled kernel's `run` is known to take what is handed to it here.
-_KNOWN_TRITON = ("3.4.", "3.5.", "3.6.", "3.7.", "3.8.", "3.9.")
 
 
 def prepare(
@@ -74,21 +67,15 @@ def _prepared(bind: Callable[[], Binding]) -> PreparedLaunch:
         raise
 
 
-@dataclass(frozen=True)
-class _Variant:
-    """One shape, up to `most` rows: its scratch memory, and the compiled kernel with all that never changes of a call.
-
-    start: starts the kernel; None where that must go through Triton's binding of arguments.
-    before, after: its arguments before and after the row and request counts.
-    """
+class _Variant(NamedTuple):
+    """One shape, for up to `most` rows: its scratch memory, as keywords, and its kernel where that starts directly."""
 
     most: int
+    rows_per_program: int
+    tail_chunk: int
     shape: LaunchShape
-    scratch: dict[str, torch.Tensor]
-    start: Callable[..., None] | None = None
-    handles: tuple[Any, ...] = ()
-    before: tuple[Any, ...] = ()
-    after: tuple[Any, ...] = ()
+    scratch: dict[str, torch.Tensor | None]
+    start: Direct | None
 
 
 class PreparedLaunch:
@@ -104,12 +91,15 @@ class PreparedLaunch:
         self.max_num_tokens, self.max_num_reqs = bound.num_tokens, bound.num_reqs
         self._bound, self._lens_size, self._groups = bound, bound.lens_size, len(bound.groups)
         self._device = bound.device.index
-        self._keep: list[torch.Tensor] = []
+        self._states: list[torch.Tensor] = []
         self._variants: list[_Variant] = []
         if not INTERPRETED:
-            for most, shape in gpu_shapes(bound.width, bound.max_pages, len(bound.groups), WAVE):
-                self._variants.append(self._variant(min(most, bound.num_tokens), shape))
-                if most >= bound.num_tokens:
+            for most, shape in gpu_shapes(bound.width, bound.max_pages, self._groups, WAVE):
+                most = min(most, bound.num_tokens)
+                scratch = self._scratch(shape)
+                start = direct(bound, most, shape, **scratch)
+                self._variants.append(_Variant(most, shape.rows_per_program, shape.tail_chunk, shape, scratch, start))
+                if most == bound.num_tokens:
                     break
         self.direct = not INTERPRETED and all(variant.start is not None for variant in self._variants)
 
@@ -126,53 +116,23 @@ class PreparedLaunch:
             raise ArgumentError("num_reqs", f"an integer from 0 to {self.max_num_reqs}", brief(num_reqs))
         if INTERPRETED:
             shape = self._bound.shape(num_tokens)
-            enqueue(self._bound, shape, num_tokens, num_reqs, **self._scratch(shape))
+            enqueue(self._bound, shape, num_tokens, num_reqs, num_tokens, **self._scratch(shape))
             return
-        for variant in self._variants:
-            if num_tokens <= variant.most:
+        for most, rows, tail, shape, scratch, start in self._variants:  # noqa: B007
+            if num_tokens <= most:
                 break
-        if variant.start is None or self._device != torch.cuda.current_device() or _hooked():
-            enqueue(self._bound, variant.shape, num_tokens, num_reqs, most=variant.most, **variant.scratch)
-            return
-        programs = variant.shape.programs(num_tokens, self._lens_size)
-        stream = driver.active.get_current_stream(self._device)
-        variant.start(
-            programs, self._groups, 1, stream, *variant.handles, *variant.before, num_tokens, num_reqs, *variant.after
-        )
+        if start is not None and may_start(self._device):
+            # shape.programs(), without the time that calls take
+            programs = (-(-num_tokens // rows) or 1) - (num_tokens - self._lens_size) // tail
+            start(programs, self._groups, num_tokens, num_reqs)
+        else:
+            enqueue(self._bound, shape, num_tokens, num_reqs, most, **scratch)
 
-    def _scratch(self, shape: LaunchShape) -> dict[str, torch.Tensor]:
-        """What the launches of a shape need beside the caller's buffers, as keywords of `enqueue`."""
+    def _scratch(self, shape: LaunchShape) -> dict[str, torch.Tensor | None]:
+        """What the launches of a shape need beside the caller's buffers, as keywords."""
         bound = self._bound
         states = [bound.state(shape, group) for group in bound.groups] if shape.look_back else []
-        self._keep += states
+        self._states += states
         if bound.step:
-            return {"table": group_table(bound.words(states), bound.device)}
-        return {"state": states[0]} if states else {}
-
-    def _variant(self, most: int, shape: LaunchShape) -> _Variant:
-        bound, scratch = self._bound, self._scratch(shape)
-        arguments = bound.arguments(most, bound.num_reqs, scratch.get("state"), scratch.get("table"))
-        constants = bound.constants(most, shape)
-        with bound.on_device():
-            grid = bound.grid(most, shape)
-            kernel = decode_meta_kernel.warmup(**arguments, **constants, num_warps=shape.num_warps, grid=grid)
-            if not triton.__version__.startswith(_KNOWN_TRITON):
-                return _Variant(most, shape, scratch)
-            kernel._init_handles()  # loads the code onto the device, which a capture may not do
-        values = [value.data_ptr() if isinstance(value, torch.Tensor) else value for value in arguments.values()]
-        counts = list(arguments).index("num_tokens")
-        return _Variant(
-            most,
-            shape,
-            scratch,
-            kernel.run,
-            (kernel.function, kernel.packed_metadata, None, None, None),
-            tuple(values[:counts]),
-            (*values[counts + 2 :], *constants.values()),
-        )
-
-
-def _hooked() -> bool:
-    """Whether a profiler or the like wants to hear of each launch, which Triton's own way tells it."""
-    hook = knobs.runtime.launch_enter_hook
-    return bool(getattr(hook, "calls", hook)) or bool(getattr(knobs.runtime.launch_exit_hook, "calls", False))
+            return {"state": None, "table": group_table(bound.words(states), bound.device)}
+        return {"state": states[0] if states else None, "table": None}

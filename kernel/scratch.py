@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 
 import torch
 
@@ -34,6 +34,14 @@ class Scratch:
         if capturing:
             self._captured.add(key)
         return found
+
+    def holds(self, keys: Collection[Hashable]) -> bool:
+        """Whether all tensors of `keys` are still there; they are then kept for good if a graph is being captured."""
+        if not all(key in self._kept for key in keys):
+            return False
+        if keys and torch.cuda.is_current_stream_capturing():
+            self._captured.update(keys)
+        return True
 
     def _forget(self) -> None:
         torch.cuda.synchronize()  # a launch in flight may still use what goes

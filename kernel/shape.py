@@ -103,11 +103,11 @@ def gpu_shapes(width: int, max_pages: int, groups: int = 1, wave: int = 32) -> l
     if groups == 1:
         shapes.append((512, LaunchShape(4, count, pages, whole, tail, 8)))
     if wave == 64:
-        return [*shapes, (2**31, LaunchShape(4, 32, 4, 64, tail, 4, look_back=True))]
+        return [*shapes, (2**31, LaunchShape(4, 32, 4, 64, 1024, 4, look_back=True))]
     return [
         *shapes,
-        (8192, LaunchShape(8, 64, pages, 64, tail, 2, look_back=True)),
-        (2**31, LaunchShape(16, 64, pages, 64, tail, 2, look_back=True)),
+        (8192, LaunchShape(8, 64, pages, 64, 1024, 2, look_back=True)),
+        (2**31, LaunchShape(16, 64, pages, 64, 1024, 2, look_back=True)),
     ]
 
 

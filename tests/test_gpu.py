@@ -29,8 +29,8 @@ from tests.test_step import arguments_of, step_of  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-# `swa_decode_meta.kernel.prepare` is the function; the module of that name is found by import alone.
-prepare_module = importlib.import_module("swa_decode_meta.kernel.prepare")
+# `swa_decode_meta.kernel.direct` may be found by import alone, as its neighbours `launch` and `prepare` must be.
+direct_module = importlib.import_module("swa_decode_meta.kernel.direct")
 
 ROOT = Path(__file__).parents[1]
 
@@ -230,7 +230,7 @@ def test_a_prepared_launch_without_the_compiled_kernels_internals_writes_the_sam
     batch = served(700, 6)
     results = []
     for known in ((triton.__version__,), ()):
-        monkeypatch.setattr(prepare_module, "_KNOWN_TRITON", known)
+        monkeypatch.setattr(direct_module, "_KNOWN_TRITON", known)
         arguments = arguments_for(batch, "cuda")
         count = arguments.pop("num_tokens")
         prepared = prepare(**arguments, max_num_tokens=count)
