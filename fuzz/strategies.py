@@ -377,7 +377,8 @@ def _shapes(backend: str, batch: Batch) -> st.SearchStrategy[Mapping[str, int] |
             for size, part, most in zip(sizes, parts, _INTERPRETER_MOST, strict=True)
         ]
         shape = dict(zip(SHAPE_FIELDS, (*chunks, 2 * TAIL_CHUNK), strict=False))
-        shapes += [shape, {**shape, "look_back": True}]
+        # In bunches of one tile, so that a few tiles are some bunches.
+        shapes += [shape, {**shape, "look_back": True, "count_rows": 1}]
     return st.sampled_from((None, None, None, *shapes))
 
 

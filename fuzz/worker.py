@@ -225,12 +225,17 @@ class Worker:
             if not self._claim(fingerprint, case, verdict):
                 return
             self.shrinking = fingerprint
-            self.shrink_until = time.monotonic() + self.orders.shrink_seconds
+            self.shrink_until = time.monotonic() + self._shrink_seconds(verdict)
             self.progress.doing = f"shrinking {fingerprint}"
         if fingerprint == self.shrinking:
             if self.best is None or _size(case) <= _size(self.best[0]):
                 self.best = (case, verdict)
             raise _Failing(fingerprint)
+
+    def _shrink_seconds(self, verdict: Verdict) -> float:
+        """How long to shrink: longer for a hang, of which every attempt that succeeds takes the whole limit."""
+        usual = self.orders.shrink_seconds
+        return max(usual, min(4 * usual, 90 * self.orders.hang_seconds)) if verdict.verdict == "HANG" else usual
 
     def _stop_if_due(self) -> None:
         orders, now = self.orders, time.monotonic()
