@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swa_decode_meta.fuzz.features import FEATURES
+from swa_decode_meta.fuzz.features import reachable
+from swa_decode_meta.fuzz.strategies import PROFILES
 from swa_decode_meta.oracle import decode_meta
 from swa_decode_meta.spec import BufferLayout, Case, load_case, load_cases, save_case
 from tests.batches import REPORTED, REPORTED_FILE, served
@@ -206,7 +207,7 @@ def test_a_campaign_without_a_finding(tmp_path: Path) -> None:
         "seed 5",
         "30 cases in",
         "cases/s",
-        f"of the {len(FEATURES)} that",
+        f"of the {len(reachable(PROFILES))} that",
         "torch ",
     ):
         assert words in ended.out

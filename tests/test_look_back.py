@@ -48,7 +48,7 @@ def with_holes(rows: int, noncausal: bool) -> Batch:
 @pytest.mark.parametrize("name", ["", "programs_in_reverse"], ids=["in_order", "in_reverse"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.rows_per_program}x{shape.count_rows}")
 @pytest.mark.parametrize("noncausal", [False, True], ids=["causal", "dspark"])
-@pytest.mark.parametrize("rows", [0, 3, 19])
+@pytest.mark.parametrize("rows", [0, 13])
 def test_the_order_of_programs_changes_nothing(
     rows: int, noncausal: bool, shape: LaunchShape, name: str, backend: str
 ) -> None:
