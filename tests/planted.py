@@ -84,7 +84,7 @@ FAULTS = {
     "depends_on_an_unseen_page": Fault(
         "tl.where((page >= 0) & (slot < 2147483648), slot, -1)",
         "tl.where((page >= 0) & (slot < 2147483648) & (tl.load(pages[:, None] + j + 1, "
-        "mask=(i < length[:, None]) & (j + 1 < left[:, None]), other=0) > -2147483648), slot, -1)",
+        "mask=(i < length[:, None]) & (j + 1 < left[:, None]), other=0) >= 0), slot, -1)",
         routine=False,
     ),
     "indptr_starts_unwritten": Fault("if program == 0:", "if program < 0:", routine=False),
@@ -101,8 +101,8 @@ FAULTS = {
     "page_size_of_the_first_group": Fault(
         "block_size = tl.load(group + 9)", "block_size = tl.load(groups + 9)", routine=False, function="launch_step"
     ),
-    "tail_of_the_first_group": Fault(
-        "lens_size = tl.load(group + 13)", "lens_size = tl.load(groups + 13)", routine=False, function="launch_step"
+    "width_of_the_first_group": Fault(
+        "width = tl.load(group + 11)", "width = tl.load(groups + 11)", routine=False, function="launch_step"
     ),
     "table_stride_ignored": Fault("block_table.stride(0),", "block_table.shape[1],", "binding.py", routine=False),
 }
