@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -69,7 +70,7 @@ def launch(
     if state is None:
         _first(None, bound, counting_shape(bound.width, bound.max_pages, WAVE))
     else:
-        _first(key, bound, shape, state=state, scratch=(_state_key(bound, shape, group),))
+        _first(key, bound, shape, state=state, scratch={_state_key(bound, shape, group): state})
 
 
 def launch_step(
@@ -108,8 +109,11 @@ def launch_step(
     table = make() if INTERPRETED else _scratch.get(table_key, make)
     if table is None:
         raise BackendError(_NEW_IN_CAPTURE)
-    state_keys = (_state_key(bound, shape, group) for group in bound.groups if states)
-    _first(key, bound, shape, table=table, scratch=(table_key, *state_keys))
+    scratch: dict[Hashable, torch.Tensor] = {table_key: table}
+    for group, state in zip(bound.groups, states, strict=False):
+        if state is not None:
+            scratch[_state_key(bound, shape, group)] = state
+    _first(key, bound, shape, table=table, scratch=scratch)
 
 
 _NEW_IN_CAPTURE = "launch_step: a graph is being captured and these buffers are new; call it once before that"
@@ -148,7 +152,7 @@ class _Call(NamedTuple):
     start: Direct
     grid: tuple[int, int]
     counts: tuple[int, int]
-    scratch: tuple[Hashable, ...]
+    scratch: Mapping[Hashable, torch.Tensor]
 
 
 _calls: dict[tuple[Hashable, ...], _Call] = {}
@@ -194,7 +198,7 @@ def _first(
     *,
     state: torch.Tensor | None = None,
     table: torch.Tensor | None = None,
-    scratch: tuple[Hashable, ...] = (),
+    scratch: Mapping[Hashable, torch.Tensor] = MappingProxyType({}),
 ) -> None:
     """Make a launch, and remember it under `key` if it can be started directly the next time."""
     counts = (bound.num_tokens, bound.num_reqs)

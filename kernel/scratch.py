@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 import torch
 
@@ -35,12 +35,12 @@ class Scratch:
             self._captured.add(key)
         return found
 
-    def holds(self, keys: Collection[Hashable]) -> bool:
-        """Whether all tensors of `keys` are still there; they are then kept for good if a graph is being captured."""
-        if not all(key in self._kept for key in keys):
-            return False
-        if keys and torch.cuda.is_current_stream_capturing():
-            self._captured.update(keys)
+    def holds(self, tensors: Mapping[Hashable, torch.Tensor]) -> bool:
+        """Whether it is still these tensors that are kept; they are then kept for good if a graph is being captured."""
+        if not all(self._kept.get(key) is tensor for key, tensor in tensors.items()):
+            return False  # forgotten, and perhaps another one made since
+        if tensors and torch.cuda.is_current_stream_capturing():
+            self._captured.update(tensors)
         return True
 
     def _forget(self) -> None:

@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 
 from swa_decode_meta.kernel import LaunchShape, launch, launch_step, prepare, prepare_step  # noqa: E402
 from swa_decode_meta.kernel.decode_meta import decode_meta_kernel  # noqa: E402
+from swa_decode_meta.kernel.scratch import Scratch  # noqa: E402
 from swa_decode_meta.spec import OUTPUTS, ArgumentError  # noqa: E402
 from tests.arguments import arguments_for  # noqa: E402
 from tests.batches import served  # noqa: E402
@@ -169,6 +170,25 @@ def test_another_view_of_the_same_memory_is_checked_anew(name: str, view: Callab
     assert caught.value.argument == name
 
 
+def test_a_state_that_was_forgotten_is_not_used_again(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two launches of other row counts share a state; the new one that the first makes is the second's as well."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    scratch = Scratch(limit=1)
+    monkeypatch.setattr(MODULES["launch"], "_scratch", scratch)
+    batch = with_holes(9, False)
+    arguments, other = arguments_for(batch, "cpu"), arguments_for(with_holes(7, False), "cpu")
+    counts = (9, 5)
+    for count in counts:
+        launch(**{**arguments, "num_tokens": count}, shape=LOOK_BACK)
+    launch(**other, shape=LOOK_BACK)
+    for count in counts:
+        launch(**{**arguments, "num_tokens": count}, shape=LOOK_BACK)
+        [state] = scratch._kept.values()
+        used = {call.counts[0]: call for call in MODULES["launch"]._calls.values()}[count]
+        assert state.data_ptr() in used.start.before
+        same(replace(batch, num_tokens=count), arguments)
+
+
 def test_buffers_are_not_kept(made: Made) -> None:
     """What is remembered of a launch must not hold a server's memory."""
     arguments = arguments_for(served(3), "cpu")
@@ -176,7 +196,7 @@ def test_buffers_are_not_kept(made: Made) -> None:
     storage = arguments["indices"].untyped_storage()
     before = storage._use_count() if hasattr(storage, "_use_count") else None
     [call] = MODULES["launch"]._calls.values()
-    parts = (*call.start.before, *call.start.after, *call.grid, *call.counts, *call.scratch)
+    parts = (*call.start.before, *call.start.after, *call.grid, *call.counts, *call.scratch.values())
     assert not any(isinstance(part, torch.Tensor) for part in parts)
     assert before is None or before <= 3
 
