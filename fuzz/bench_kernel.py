@@ -15,11 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
+from itertools import cycle, islice, repeat
 from statistics import median
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +34,7 @@ from ..kernel.shape import gpu_shapes
 from ..oracle import vectorised
 from ..spec import OUTPUTS, OWN, SHARED, TENSORS, ArgumentError, BackendError, Batch, check_scalar, printable
 from .bench import WINDOW, serving, spread, width_of
+from .figures import FIRST_LAUNCH
 from .runner import HarnessError
 from .target import Target
 
@@ -314,14 +315,22 @@ def _from_python(rounds: int, also: _Functions) -> dict[str, Any]:
             torch.cuda.synchronize()
         _check(f"{name}, {size}, from Python", form.calls[0], form, sets)
     one = torch.zeros(1, dtype=torch.int32, device="cuda")
-    calls: dict[str, _Call] = {
-        "torch.add(out=)": partial(torch.add, one, one, out=torch.zeros_like(one)),
-        "empty": _floor(),
-        **{name: form.calls[0] for name, form in forms.items()},
+    calls: dict[str, Iterable[_Call]] = {
+        "torch.add(out=)": repeat(partial(torch.add, one, one, out=torch.zeros_like(one))),
+        "empty": repeat(_floor()),
+        FIRST_LAUNCH: _first_launches(sets[0]),
+        **{name: repeat(form.calls[0]) for name, form in forms.items()},
     }
-    clocks = {name: partial(_call_us, call) for name, call in calls.items()}
-    measured = _measure(clocks, rounds, ["torch.add(out=)", "launch"])
+    clocks = {name: partial(_call_us, iter(each)) for name, each in calls.items()}
+    measured = _measure(clocks, rounds, ["torch.add(out=)", FIRST_LAUNCH, "launch"])
     return {"rows": _HOST_ROWS, "calls": _HOST_CALLS, "forms": measured}
+
+
+def _first_launches(one: _Set) -> Iterator[_Call]:
+    """Launches of the first group, each on a view that was not seen before or long ago, so that all is checked anew."""
+    slot_mapping, *others = one.arguments(0, one.rows)
+    for less in cycle(range(_CAPACITY - one.rows)):
+        yield partial(launch, slot_mapping[: _CAPACITY - less], *others)
 
 
 def _measure(clocks: Mapping[str, Callable[[], float]], rounds: int, to: Sequence[str]) -> dict[str, Any]:
@@ -367,10 +376,12 @@ def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
     return float(start.elapsed_time(end)) * 1e3 / _LAUNCHES
 
 
-def _call_us(call: _Call) -> float:
+def _call_us(calls: Iterator[_Call]) -> float:
+    """Time of a call: of the next _HOST_CALLS."""
+    each = list(islice(calls, _HOST_CALLS))
     torch.cuda.synchronize()
     start = time.perf_counter()
-    for _ in repeat(None, _HOST_CALLS):
+    for call in each:
         call()
     torch.cuda.synchronize()
     return (time.perf_counter() - start) * 1e6 / _HOST_CALLS

@@ -15,6 +15,9 @@ FORMS = ("empty", "unfused", "launch", "prepared")
 STEP_FORMS = ("8 unfused", "8 launches", "launch_step", "prepared step")
 """What builds the eight groups of a step."""
 
+FIRST_LAUNCH = "launch, first time"
+"""On the host: `launch` of buffers that it does not know, with all checks and Triton's own binding of arguments."""
+
 PLOTS = (".svg", ".png")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,25 +20,21 @@ from .shape import LaunchShape
 # Of these, a compiled kernel's `run` is known to take what is handed to it here.
 _KNOWN_TRITON = ("3.4.", "3.5.", "3.6.", "3.7.", "3.8.", "3.9.")
 
+_Arguments = tuple[Any, ...]
+_Start = Callable[[int, int, int, int], None]
+
 
 @dataclass(frozen=True)
 class Direct:
-    """A compiled kernel, loaded, with all of its arguments but the row and request counts. Holds none of the tensors.
+    """A compiled kernel, loaded on a device, with all of its arguments but the row and request counts.
 
-    run: starts it. before: what `run` takes ahead of the arguments, and those before the counts, tensors as addresses;
-    after: those after the counts. device: the index of the one that it is loaded on. current_stream: of a device.
+    device: its index. arguments: the kernel's, tensors as addresses, but for the counts; holds none of the tensors.
+    start: launches it on the current stream, given programs, groups, rows and requests.
     """
 
-    run: Callable[..., None]
-    before: tuple[Any, ...]
-    after: tuple[int, ...]
     device: int
-    current_stream: Callable[[int], int]
-
-    def __call__(self, programs: int, groups: int, num_tokens: int, num_reqs: int) -> None:
-        """Start it on the current stream."""
-        stream = self.current_stream(self.device)
-        self.run(programs, groups, 1, stream, *self.before, num_tokens, num_reqs, *self.after)
+    arguments: _Arguments
+    start: _Start
 
 
 def direct(
@@ -56,13 +53,67 @@ def direct(
         kernel._init_handles()  # loads it
     values = [value.data_ptr() if isinstance(value, torch.Tensor) else value for value in arguments.values()]
     counts = list(arguments).index("num_tokens")
-    return Direct(
-        run=kernel.run,
-        before=(kernel.function, kernel.packed_metadata, None, None, None, *values[:counts]),
-        after=(*values[counts + 2 :], *constants.values()),
-        device=bound.device.index,
-        current_stream=driver.active.get_current_stream,
-    )
+    before, after = tuple(values[:counts]), (*values[counts + 2 :], *constants.values())
+    device = bound.device.index
+    ahead = (kernel.function, kernel.packed_metadata, None, None, None)  # the last three: metadata and hooks, for tools
+    return Direct(device, before + after, _starter(kernel.run, ahead, before, after, device))
+
+
+def _starter(run: Callable[..., None], ahead: _Arguments, before: _Arguments, after: _Arguments, device: int) -> _Start:
+    """What starts a kernel. run: Triton's launcher.
+
+    ahead: what that takes after the stream. before, after: the kernel's arguments on either side of the counts.
+    """
+    current_stream = driver.active.get_current_stream
+    beneath = _beneath(run, ahead, before, after)
+
+    def start(programs: int, groups: int, num_tokens: int, num_reqs: int) -> None:
+        run(programs, groups, 1, current_stream(device), *ahead, *before, num_tokens, num_reqs, *after)
+
+    if beneath is None:
+        return start
+    function, first, middle, packed = beneath
+    middle = middle if packed else (*middle, *before)
+
+    def skip(programs: int, groups: int, num_tokens: int, num_reqs: int) -> None:
+        function(*first, programs, groups, 1, current_stream(device), *middle, num_tokens, num_reqs, *after)
+
+    def skip_packed(programs: int, groups: int, num_tokens: int, num_reqs: int) -> None:
+        arguments = (*before, num_tokens, num_reqs, *after)
+        function(*first, programs, groups, 1, current_stream(device), *middle, arguments)
+
+    return skip_packed if packed else skip
+
+
+def _beneath(
+    run: Callable[..., None], ahead: _Arguments, before: _Arguments, after: _Arguments
+) -> tuple[Callable[..., None], _Arguments, _Arguments, bool] | None:
+    """The function that Triton's launcher calls, in which the GPU's runtime is called, if a launch may go there.
+
+    The launcher is Python, and for a kernel like ours it only adds arguments that never change. A launch of marks,
+    which a copy of it hands over to be looked at, shows which. One that has to know the grid, or that is made in
+    another way, fails at the marks or hides one: None then.
+    Returns the function, what it takes ahead of the grid, what it takes between the stream and the kernel's arguments,
+    and whether those are one tuple.
+    """
+    grid, stream, counts = (object(), object(), 1), object(), (object(), object())
+    arguments = (*before, *counts, *after)
+    handed: list[_Arguments] = []
+    try:
+        function = vars(run)["launch"]
+        launcher = copy(run)
+        vars(launcher)["launch"] = lambda *given: handed.append(given)
+        launcher(*grid, stream, *ahead, *arguments)
+        [given] = handed
+        here = given.index(grid[0])
+    except Exception:
+        return None
+    first, rest = given[:here], given[here + 4 :]
+    packed = rest[-1:] == (arguments,)
+    middle = rest[:-1] if packed else rest[: -len(arguments)]
+    if given != (*first, *grid, stream, *middle, *((arguments,) if packed else arguments)):
+        return None
+    return function, first, middle, packed
 
 
 def may_start(device: int) -> bool:

@@ -149,7 +149,7 @@ class _Call(NamedTuple):
     Keeps no tensor of the caller's.
     """
 
-    start: Direct
+    kernel: Direct
     grid: tuple[int, int]
     counts: tuple[int, int]
     scratch: Mapping[Hashable, torch.Tensor]
@@ -185,9 +185,9 @@ def _again(key: tuple[Hashable, ...] | None) -> bool:
         call = _calls.get(key) if key is not None else None
     except TypeError:  # something that cannot be hashed is none of launch's arguments
         return False
-    if call is None or not may_start(call.start.device) or not _scratch.holds(call.scratch):
+    if call is None or not may_start(call.kernel.device) or not _scratch.holds(call.scratch):
         return False
-    call.start(*call.grid, *call.counts)
+    call.kernel.start(*call.grid, *call.counts)
     return True
 
 
@@ -202,15 +202,15 @@ def _first(
 ) -> None:
     """Make a launch, and remember it under `key` if it can be started directly the next time."""
     counts = (bound.num_tokens, bound.num_reqs)
-    start = None if key is None else direct(bound, bound.num_tokens, shape, state, table)
-    if start is None or key is None or not may_start(start.device):
+    kernel = None if key is None else direct(bound, bound.num_tokens, shape, state, table)
+    if kernel is None or key is None or not may_start(kernel.device):
         enqueue(bound, shape, *counts, bound.num_tokens, state, table)
         return
     grid = bound.grid(bound.num_tokens, shape)
-    start(*grid, *counts)
+    kernel.start(*grid, *counts)
     if len(_calls) >= _MOST_CALLS:
         _calls.clear()
-    _calls[key] = _Call(start, grid, counts, scratch)
+    _calls[key] = _Call(kernel, grid, counts, scratch)
 
 
 def _checked(shape: LaunchShape | None) -> LaunchShape | None:

@@ -10,7 +10,7 @@ import torch
 from ..spec import ArgumentError, brief
 from .arguments import INTERPRETED
 from .binding import WAVE, Binding, Group, bind_group, bind_step
-from .direct import Direct, direct, may_start
+from .direct import direct, may_start
 from .launch import enqueue, group_table
 from .shape import LaunchShape, gpu_shapes
 
@@ -75,7 +75,7 @@ class _Variant(NamedTuple):
     tail_chunk: int
     shape: LaunchShape
     scratch: dict[str, torch.Tensor | None]
-    start: Direct | None
+    start: Callable[[int, int, int, int], None] | None
 
 
 class PreparedLaunch:
@@ -97,7 +97,8 @@ class PreparedLaunch:
             for most, shape in gpu_shapes(bound.width, bound.max_pages, self._groups, WAVE):
                 most = min(most, bound.num_tokens)
                 scratch = self._scratch(shape)
-                start = direct(bound, most, shape, **scratch)
+                kernel = direct(bound, most, shape, **scratch)
+                start = kernel.start if kernel else None
                 self._variants.append(_Variant(most, shape.rows_per_program, shape.tail_chunk, shape, scratch, start))
                 if most == bound.num_tokens:
                     break

@@ -33,10 +33,47 @@ LOOK_BACK = LaunchShape(4, 4, 4, 64, 1024, 1, look_back=True)
 KIND = {"slot_mapping": torch.int64, "is_valid": torch.bool, "state": torch.int64, "groups": torch.int64}
 
 
+class Launcher:
+    """Stands in for Triton's launcher over a function of C: hands its arguments on, and more on either side."""
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self.calls = 0
+        self.run = run
+        self.launch = self.take
+
+    def __call__(self, *given: Any) -> None:
+        self.calls += 1
+        self.launch("first", *given[:9], "scratch", *given[9:])
+
+    def take(self, first: str, *given: Any) -> None:
+        assert (first, given[9]) == ("first", "scratch")
+        self.run(*given[:9], *given[10:])
+
+
+class Packed(Launcher):
+    """One that hands the kernel's arguments on as one."""
+
+    def __call__(self, *given: Any) -> None:
+        self.calls += 1
+        self.launch("first", *given[:9], "scratch", given[9:])
+
+    def take(self, first: str, *given: Any) -> None:
+        super().take(first, *given[:10], *given[10])
+
+
+class Measuring(Launcher):
+    """One that has to know the grid."""
+
+    def __call__(self, *given: Any) -> None:
+        assert given[0] * given[1] > 0
+        super().__call__(*given)
+
+
 class Made:
     """Stands in for Triton's kernel: `warmup` gives what starts it directly."""
 
-    def __init__(self) -> None:
+    def __init__(self, launcher: type[Launcher] | None = None) -> None:
+        self.launcher = launcher
         self.starts = 0
         self.compiled = 0
 
@@ -61,7 +98,8 @@ class Made:
             rebuilt = {name: self.tensor(name, value) for name, value in zip(names, values, strict=True)}
             decode_meta_kernel[(x, y)](**rebuilt, num_warps=num_warps)
 
-        return SimpleNamespace(run=run, function="function", packed_metadata="packed", _init_handles=lambda: None)
+        launcher = self.launcher(run) if self.launcher else run
+        return SimpleNamespace(run=launcher, function="function", packed_metadata="packed", _init_handles=lambda: None)
 
     @staticmethod
     def tensor(name: str, value: Any) -> Any:
@@ -77,10 +115,10 @@ class Made:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, backend: str) -> Made:
+def made(monkeypatch: pytest.MonkeyPatch, backend: str, request: pytest.FixtureRequest) -> Made:
     if backend == "gpu":
         pytest.skip("on a GPU the kernel itself is started directly; tests/test_gpu.py holds it to the same")
-    kernel = Made()
+    kernel = Made(getattr(request, "param", None))
     for name in MODULES:
         monkeypatch.setattr(MODULES[name], "INTERPRETED", False)
     monkeypatch.setattr(MODULES["direct"], "decode_meta_kernel", kernel)
@@ -111,6 +149,10 @@ def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
     return calls
 
 
+LAUNCHERS = pytest.mark.parametrize("made", [None, Launcher, Packed, Measuring], indirect=True)
+
+
+@LAUNCHERS
 @pytest.mark.parametrize("shape", [None, LOOK_BACK], ids=["own", "look_back"])
 def test_the_same_launch_again_is_not_checked_again(
     shape: LaunchShape | None, made: Made, monkeypatch: pytest.MonkeyPatch
@@ -185,7 +227,7 @@ def test_a_state_that_was_forgotten_is_not_used_again(made: Made, monkeypatch: p
         launch(**{**arguments, "num_tokens": count}, shape=LOOK_BACK)
         [state] = scratch._kept.values()
         used = {call.counts[0]: call for call in MODULES["launch"]._calls.values()}[count]
-        assert state.data_ptr() in used.start.before
+        assert state.data_ptr() in used.kernel.arguments
         same(replace(batch, num_tokens=count), arguments)
 
 
@@ -196,7 +238,7 @@ def test_buffers_are_not_kept(made: Made) -> None:
     storage = arguments["indices"].untyped_storage()
     before = storage._use_count() if hasattr(storage, "_use_count") else None
     [call] = MODULES["launch"]._calls.values()
-    parts = (*call.start.before, *call.start.after, *call.grid, *call.counts, *call.scratch.values())
+    parts = (*call.kernel.arguments, *call.grid, *call.counts, *call.scratch.values())
     assert not any(isinstance(part, torch.Tensor) for part in parts)
     assert before is None or before <= 3
 
@@ -217,6 +259,7 @@ def test_a_prepared_launch_compiles_all_first_and_serves_every_count(noncausal: 
     assert (made.compiled, made.starts) == (compiled, 4)
 
 
+@LAUNCHERS
 def test_a_prepared_step_serves_every_count(made: Made) -> None:
     batches = step_of(12, True)
     each, arguments = arguments_of(batches, "cpu")
@@ -258,3 +301,45 @@ def test_where_it_may_not_start_directly_triton_starts_it(
     later(count)
     same(batch, arguments)
     assert (made.starts == starts) == (MODULES["direct"].triton.__version__ == "3.6.0")
+
+
+def test_only_what_adds_to_its_arguments_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher itself is called once for each kind, to see what it adds; one that reads the grid, every time."""
+    seen: list[Any] = []
+    for kind, skipped in ((Launcher, True), (Packed, True), (Measuring, False)):
+        launcher = kind(lambda *given: seen.append(given))
+        active = SimpleNamespace(get_current_stream=lambda device: device + 7)
+        monkeypatch.setattr(MODULES["direct"], "driver", SimpleNamespace(active=active))
+        start = MODULES["direct"]._starter(launcher, tuple("fpmel"), (1, 2), (3,), 0)
+        before = launcher.calls
+        start(5, 8, 70, 9)
+        assert (launcher.calls == before) == skipped
+        assert seen.pop() == (5, 8, 1, 7, *"fpmel", 1, 2, 70, 9, 3)
+        assert not seen
+
+
+@pytest.mark.parametrize("name", ["nvidia", "amd"])
+def test_triton_s_own_launchers_are_skipped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What their function of C is handed is the same with and without them, in the Triton that is installed."""
+    backend = importlib.import_module(f"triton.backends.{name}.driver")
+    kind = backend.CudaLauncher if name == "nvidia" else backend.HIPLauncher
+    active = SimpleNamespace(get_current_stream=lambda device: 7)
+    runtime = SimpleNamespace(driver=SimpleNamespace(active=active))
+    monkeypatch.setattr(backend, "triton", SimpleNamespace(runtime=runtime), raising=False)
+    monkeypatch.setattr(MODULES["direct"], "driver", SimpleNamespace(active=active))
+    launcher = kind.__new__(kind)
+    seen: list[Any] = []
+    for attribute in ("global_scratch", "profile_scratch"):
+        setattr(launcher, f"{attribute}_size", 0)
+        setattr(launcher, f"{attribute}_align", 1)
+    for attribute in ("launch_cooperative_grid", "launch_pdl", "num_ctas", "warp_size", "gsan_enabled"):
+        setattr(launcher, attribute, 0)
+    launcher.arg_annotations, launcher.kernel_signature = [], b""
+    launcher.launch = lambda *given: seen.append(given)
+    ahead, before, after = ("function", b"packed", None, None, None), (1, 2), (3, True)
+    start = MODULES["direct"]._starter(launcher, ahead, before, after, 0)
+    launcher(5, 8, 1, 7, *ahead, *before, 70, 9, *after)
+    monkeypatch.setattr(kind, "__call__", None)
+    start(5, 8, 70, 9)
+    assert len(seen) == 2
+    assert seen[0] == seen[1]

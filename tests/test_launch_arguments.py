@@ -42,6 +42,7 @@ from tests.arguments import (  # noqa: E402
 
 # `swa_decode_meta.kernel.launch` is the function; the module of that name is found by import alone.
 module = importlib.import_module("swa_decode_meta.kernel.launch")
+direct = importlib.import_module("swa_decode_meta.kernel.direct")
 arguments_module = importlib.import_module("swa_decode_meta.kernel.arguments")
 
 FLAT = tuple(name for name in TENSORS if name not in ("indices", "block_table"))
@@ -789,33 +790,48 @@ def test_no_launch_shape_changes_the_result(shape: LaunchShape, noncausal: bool,
 # ------------------------------------------------------------------------------------------- what a call does
 
 
-def only_counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Launches, which are counted here and not made."""
+def counted(monkeypatch: pytest.MonkeyPatch, made: bool) -> list[Any]:
+    """Launches, which are counted here, and made or not.
+
+    Counted on the classes, so that a second kernel beside the first would count too: what Triton launches, and what is
+    started directly on a GPU.
+    """
     launched: list[Any] = []
-    monkeypatch.setattr(
-        type(module.decode_meta_kernel), "__getitem__", lambda self, grid: lambda *args, **kwargs: launched.append(args)
-    )
+    kind = type(module.decode_meta_kernel)
+    of_grid, starter = kind.__getitem__, direct._starter
+
+    def through_triton(self: Any, grid: Any) -> Any:
+        def run(*arguments: Any, **keywords: Any) -> None:
+            launched.append(self)
+            if made:
+                of_grid(self, grid)(*arguments, **keywords)
+
+        return run
+
+    def straight(*arguments: Any) -> Any:
+        def start(*counts: int) -> None:
+            launched.append(module.decode_meta_kernel)
+            if made:
+                starter(*arguments)(*counts)
+
+        return start
+
+    monkeypatch.setattr(kind, "__getitem__", through_triton)
+    monkeypatch.setattr(direct, "_starter", straight)
+    monkeypatch.setattr(module, "_calls", {})
     return launched
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_tokens": 0}, {"noncausal": True}])
 def test_a_call_is_exactly_one_kernel_launch(changes: Arguments, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted on the class, so that a second kernel beside the first would count too."""
-    kind = type(module.decode_meta_kernel)
-    of_grid, launched = kind.__getitem__, []
-
-    def counting(self: Any, grid: Any) -> Any:
-        launched.append(self)
-        return of_grid(self, grid)
-
-    monkeypatch.setattr(kind, "__getitem__", counting)
+    launched = counted(monkeypatch, made=True)
     batch = a_batch(**changes)
     check(batch, {**arguments_for(batch, device), "lens": poisoned((5000,), torch.int32, device)})
     assert launched == [module.decode_meta_kernel]
 
 
 def test_a_refused_call_launches_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = only_counted(monkeypatch)
+    launched = counted(monkeypatch, made=False)
     refused({**arguments_for(a_batch(), device), "window_size": 0}, "window_size")
     assert launched == []
     launch(**arguments_for(a_batch(), device))
@@ -837,7 +853,7 @@ class Counting(TorchDispatchMode):  # type: ignore[misc]
 @pytest.mark.parametrize("changes", [{}, {"num_tokens": 0}, {"noncausal": True}, EMPTY | {"block_table": []}])
 def test_no_torch_operator_runs_in_a_call(changes: Arguments, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator is a kernel or a copy of its own. The interpreter runs some: the kernel is left out."""
-    launched = only_counted(monkeypatch)
+    launched = counted(monkeypatch, made=False)
     arguments = arguments_for(a_batch(**changes), device)
     arguments["indices"] = strided((4, 1, 5), (8, 8, 1), torch.int32, device)
     with Counting() as mode:
