@@ -15,6 +15,12 @@ from .decode_meta import decode_meta_kernel
 INTERPRETED = not isinstance(decode_meta_kernel, JITFunction)
 """Whether TRITON_INTERPRET was set when this module was imported: Triton decides it once, there."""
 
+EMULATED: str | None = getattr(JITFunction, "emulated", None)
+"""The architecture, such as "gfx942", that an emulator stands in for in this process; it says so before this import."""
+
+ON_CPU = INTERPRETED or EMULATED is not None
+"""Whether launches run on the CPU, in this process, and are over when they return."""
+
 _DTYPES = {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool}
 _EXPECTED_DTYPES = {name: _DTYPES[spec.dtype] for name, spec in TENSORS.items()}
 
@@ -35,7 +41,7 @@ def check_tensors(tensors: Mapping[str, torch.Tensor], num_tokens: int) -> torch
     for name, tensor in tensors.items():
         if tensor.device != device:
             raise ArgumentError(name, f"a tensor on {device}, where slot_mapping is", f"one on {tensor.device}")
-    if device.type == "cpu" and not INTERPRETED:
+    if device.type == "cpu" and not ON_CPU:
         raise BackendError(
             "the tensors are on the CPU, where the kernel runs only with TRITON_INTERPRET=1 set before it is imported"
         )

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from ..spec import OWN, SHARED, TENSORS, ArgumentError, brief, check_flag, check_scalar
-from .arguments import INTERPRETED, check_overlap, check_tensors
+from .arguments import EMULATED, INTERPRETED, check_overlap, check_tensors
 from .decode_meta import GROUP_WORDS
 from .shape import LaunchShape, gpu_shape, interpreter_shape
 
 # No position passes 2**34 in magnitude, whatever the inputs, so a larger window or page is no different from this.
 _FAR = 2**34
 
-WAVE = 64 if torch.version.hip else 32
+WAVE = 64 if torch.version.hip or EMULATED else 32
 """Lanes that run as one: 64 on the CDNA GPUs that ROCm serves on."""
 
 

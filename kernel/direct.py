@@ -12,7 +12,7 @@ import triton
 from triton import knobs
 from triton.runtime import driver
 
-from .arguments import INTERPRETED
+from .arguments import ON_CPU
 from .binding import Binding
 from .decode_meta import decode_meta_kernel
 from .shape import LaunchShape
@@ -41,7 +41,7 @@ def direct(
     bound: Binding, most: int, shape: LaunchShape, state: torch.Tensor | None, table: torch.Tensor | None
 ) -> Direct | None:
     """Compile and load the kernel of a shape for up to `most` rows; None where only Triton itself can start it."""
-    if INTERPRETED:
+    if ON_CPU:
         return None
     arguments = bound.arguments(most, bound.num_reqs, state, table)
     constants = bound.constants(most, shape)

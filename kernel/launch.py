@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ..spec import OWN, ArgumentError, BackendError
-from .arguments import INTERPRETED
+from .arguments import ON_CPU
 from .binding import WAVE, Binding, Group, bind_group, bind_step
 from .decode_meta import GROUP_WORDS, decode_meta_kernel
 from .direct import Direct, direct, may_start
@@ -106,7 +106,7 @@ def launch_step(
     words = bound.words([state for state in states if state is not None])
     table_key = (bound.device, *words)
     make = partial(group_table, words, bound.device)
-    table = make() if INTERPRETED else _scratch.get(table_key, make)
+    table = make() if ON_CPU else _scratch.get(table_key, make)
     if table is None:
         raise BackendError(_NEW_IN_CAPTURE)
     scratch: dict[Hashable, torch.Tensor] = {table_key: table}
@@ -220,9 +220,9 @@ def _checked(shape: LaunchShape | None) -> LaunchShape | None:
 
 
 def _state(bound: Binding, shape: LaunchShape, group: Group) -> torch.Tensor | None:
-    """The look-back state of the group's buffers; a new one under the interpreter, where a launch can be broken off."""
+    """The look-back state of the group's buffers; a new one on the CPU, where a launch can be broken off."""
     make = partial(bound.state, shape, group)
-    return make() if INTERPRETED else _scratch.get(_state_key(bound, shape, group), make)
+    return make() if ON_CPU else _scratch.get(_state_key(bound, shape, group), make)
 
 
 def _state_key(bound: Binding, shape: LaunchShape, group: Group) -> tuple[Hashable, ...]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ..spec import ArgumentError, brief
-from .arguments import INTERPRETED
+from .arguments import ON_CPU
 from .binding import WAVE, Binding, Group, bind_group, bind_step
 from .direct import direct, may_start
 from .launch import enqueue, group_table
@@ -93,7 +93,7 @@ class PreparedLaunch:
         self._device = bound.device.index
         self._states: list[torch.Tensor] = []
         self._variants: list[_Variant] = []
-        if not INTERPRETED:
+        if not ON_CPU:
             for most, shape in gpu_shapes(bound.width, bound.max_pages, self._groups, WAVE):
                 most = min(most, bound.num_tokens)
                 scratch = self._scratch(shape)
@@ -102,7 +102,7 @@ class PreparedLaunch:
                 self._variants.append(_Variant(most, shape.rows_per_program, shape.tail_chunk, shape, scratch, start))
                 if most == bound.num_tokens:
                     break
-        self.direct = not INTERPRETED and all(variant.start is not None for variant in self._variants)
+        self.direct = not ON_CPU and all(variant.start is not None for variant in self._variants)
 
     def __call__(self, num_tokens: int, num_reqs: int | None = None) -> None:
         """Build the metadata of num_tokens rows and the first num_reqs requests (None: all), on the current stream.
@@ -115,7 +115,7 @@ class PreparedLaunch:
             raise ArgumentError("num_tokens", f"an integer from 0 to {self.max_num_tokens}", brief(num_tokens))
         if type(num_reqs) is not int or not 0 <= num_reqs <= self.max_num_reqs:
             raise ArgumentError("num_reqs", f"an integer from 0 to {self.max_num_reqs}", brief(num_reqs))
-        if INTERPRETED:
+        if ON_CPU:
             shape = self._bound.shape(num_tokens)
             enqueue(self._bound, shape, num_tokens, num_reqs, num_tokens, **self._scratch(shape))
             return

@@ -120,7 +120,7 @@ def made(monkeypatch: pytest.MonkeyPatch, backend: str, request: pytest.FixtureR
         pytest.skip("on a GPU the kernel itself is started directly; tests/test_gpu.py holds it to the same")
     kernel = Made(getattr(request, "param", None))
     for name in MODULES:
-        monkeypatch.setattr(MODULES[name], "INTERPRETED", False)
+        monkeypatch.setattr(MODULES[name], "ON_CPU", False)
     monkeypatch.setattr(MODULES["direct"], "decode_meta_kernel", kernel)
     monkeypatch.setattr(MODULES["direct"].triton, "__version__", "3.6.0")
     active = SimpleNamespace(get_current_stream=lambda device: 0)

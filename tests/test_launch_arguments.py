@@ -51,7 +51,7 @@ FLAT = tuple(name for name in TENSORS if name not in ("indices", "block_table"))
 @pytest.fixture(scope="module")
 def device() -> str:
     """Where the kernel can run: a GPU when it is compiled, the CPU when it is interpreted."""
-    if module.INTERPRETED:
+    if module.ON_CPU:
         return "cpu"
     if not torch.cuda.is_available():
         pytest.skip("the kernel runs on a GPU, or on the CPU with TRITON_INTERPRET=1; neither is there")
@@ -389,7 +389,7 @@ def test_tensors_on_a_device_without_kernels_are_refused(device: str) -> None:
 
 
 def test_tensors_on_the_cpu_are_refused_by_a_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments_module, "INTERPRETED", False)
+    monkeypatch.setattr(arguments_module, "ON_CPU", False)
     assert "TRITON_INTERPRET" in str(refused(arguments_for(a_batch(), "cpu"), error=BackendError))
 
 
