@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .regions import AccessFault, Array, Lane, LocalMemory, Region, Regions, Who
-from .translate import M0, SCC, Translated
+from .translate import M0, SCC, Registers, Translated
 from .vector import LANES, lanes
 
 _ALL = (1 << LANES) - 1
@@ -22,19 +23,14 @@ class Wave:
 
     def __init__(self, launch: Launch, group: Workgroup, number: int) -> None:
         """number: in its workgroup."""
-        code, random = launch.code, launch.random
+        code = launch.code
         self.launch, self.group, self.number = launch, group, number
         self.at = 0
-        self.registers = random.integers(0, 2**32, (LANES, code.vgprs), np.uint32)  # as hardware leaves them: anything
-        columns = range(code.vgprs)
-        even = range(0, code.vgprs, 2)
-        self.v = [self.registers[:, n] for n in columns]
-        self.i = [column.view(np.int32) for column in self.v]
-        self.f = [column.view(np.float32) for column in self.v]
-        pairs = self.registers.view(np.uint64)
-        self.q: dict[int, Array] = {n: pairs[:, n // 2] for n in even}
-        self.j = {n: column.view(np.int64) for n, column in self.q.items()}
-        self.s: list[int] = random.integers(0, 2**32, 128).tolist()
+        self.file = code.spare.pop() if code.spare else Registers(code.vgprs)
+        self.registers = self.file.whole
+        self.registers[:] = launch.garbage[: code.vgprs]  # as hardware leaves them: anything
+        self.v, self.i, self.f, self.q, self.j = (getattr(self.file, name) for name in "vifqj")
+        self.s: list[int] = launch.garbage[:128].tolist()
         self.s[SCC] = 0
         self.exec, self.m = _ALL, True
         self.v[0][:] = np.arange(LANES) + LANES * number
@@ -110,6 +106,10 @@ class Wave:
 
     def scalar_load(self, address: int, count: int) -> list[int]:
         """32-bit words, from an address of which the low two bits are ignored."""
+        own = (address - self.launch.kernarg_address) >> 2
+        if 0 <= own and own + count <= len(self.launch.kernarg_words):
+            self.launch.touched["scalar"] += 4 * count
+            return self.launch.kernarg_words[own : own + count]
         where = np.array([address & 0xFFFFFFFFFFFFFFFC], np.uint64)
         data = self.launch.regions.load(where, 4 * count, self.who)
         self.launch.touch(where, 4 * count, "scalar")
@@ -209,7 +209,7 @@ class Wave:
 
     def _on(self, addresses: Any) -> Array:
         """The addresses of the lanes that are on."""
-        whole = np.broadcast_to(addresses, LANES)
+        whole = addresses if getattr(addresses, "ndim", 0) else np.full(LANES, addresses, np.uint64)
         return whole if self.m is True else whole[self.m]
 
     def _put(self, destination: int, data: Array, signed: bool) -> None:
@@ -253,6 +253,7 @@ class Workgroup:
         wave.run(int(random.integers(1, _LONGEST_RUN)))
         if wave.block is None:
             self.running.remove(wave)
+            wave.launch.code.spare.append(wave.file)
         return bool(self.running)
 
 
@@ -287,24 +288,33 @@ class Launch:
         regions: Sequence[Region],
         seed: int = 0,
         reciprocal_off: int | None = None,
+        count_lines: bool = False,
     ) -> None:
         self.code, self.num_warps, self.lds_size = code, num_warps, lds_size
         self.grid = (*grid, 1, 1)[:3]
         self.random = np.random.default_rng(seed)
         self.reciprocal_off = reciprocal_off
+        self.garbage = self.random.integers(0, 2**32, 1024, np.uint32)
         self.counts = [0] * len(code.blocks)
         self.local_bytes, self.barriers = 0, 0
-        self._bytes = {"read": 0, "written": 0, "scalar": 0}
-        self._lines: set[int] = set()
+        self.touched = {"read": 0, "written": 0, "scalar": 0}
+        self._count_lines, self._lines = count_lines, set[int]()
         self._kernarg = np.frombuffer(bytearray(arguments), np.uint8)
         place = Region(
             "kernel arguments", self._kernarg.ctypes.data, len(arguments), 4, writable=False, keep=self._kernarg
         )
         self.regions = Regions([place, *regions])
+        self.kernarg_address: int = self._kernarg.ctypes.data
+        self.kernarg_words: list[int] = self._kernarg[: len(arguments) // 4 * 4].view(np.uint32).tolist()
         self._preload = bool(self.random.integers(2))
 
     def run(self) -> Cost:
         """Run it to its end. Raises AccessFault."""
+        with np.errstate(all="ignore"):
+            self._run()
+        return self._cost()
+
+    def _run(self) -> None:
         x, y, z = self.grid
         order = self.random.permutation(x * y * z)
         at_once = int(self.random.integers(1, _MOST_AT_ONCE + 1))
@@ -315,15 +325,17 @@ class Launch:
                 self._step(groups)
         while groups:
             self._step(groups)
+
+    def _cost(self) -> Cost:
         instructions: dict[str, int] = {}
         for times, classes in zip(self.counts, self.code.classes, strict=True):
             for name, count in classes.items():
                 instructions[name] = instructions.get(name, 0) + times * count
         return Cost(
             {name: count for name, count in instructions.items() if count},
-            x * y * z * self.num_warps,
+            math.prod(self.grid) * self.num_warps,
             self.barriers,
-            {**self._bytes, "LDS": self.local_bytes},
+            {**self.touched, "LDS": self.local_bytes},
             len(self._lines),
         )
 
@@ -335,14 +347,16 @@ class Launch:
 
     def touch(self, addresses: Array, size: int, how: str) -> None:
         """Count an access."""
-        self._bytes[how] += size * len(addresses)
+        self.touched[how] += size * len(addresses)
+        if not self._count_lines:
+            return
         if how != "scalar":
             self._lines.update(np.unique(addresses >> np.uint64(7)).tolist())
 
     def enter(self, s: list[int], index: tuple[int, int, int]) -> int:
         """Set the SGPRs that a wave starts with, and give the block that it starts at."""
         known = self.code.kernel.directives
-        address = self._kernarg.ctypes.data
+        address = self.kernarg_address
         at = 0
         for name, size in (
             ("dispatch_ptr", 2),

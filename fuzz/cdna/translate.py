@@ -12,7 +12,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ class Translated:
 
     blocks: the functions. first: the block at which a wave starts, and `preloaded` the one where it starts that finds
     its first arguments in SGPRs; None where there is no such entry. members: the instructions of each block; classes:
-    how many of each class they are. vgprs: columns that a wave needs.
+    how many of each class they are. vgprs: columns that a wave needs. spare: those of waves that have ended.
     """
 
     kernel: Kernel
@@ -51,6 +51,20 @@ class Translated:
     members: Sequence[Sequence[Instruction]]
     classes: Sequence[Mapping[str, int]]
     vgprs: int
+    spare: list[Registers] = field(default_factory=list)
+
+
+class Registers:
+    """The VGPRs of a wave, 64 lanes by n, and views of them; `translate` says of what."""
+
+    def __init__(self, count: int) -> None:
+        self.whole = np.zeros((vector.LANES, count), np.uint32)
+        pairs = self.whole.view(np.uint64)
+        self.v = [self.whole[:, n] for n in range(count)]
+        self.i = [column.view(np.int32) for column in self.v]
+        self.f = [column.view(np.float32) for column in self.v]
+        self.q = {n: pairs[:, n // 2] for n in range(0, count, 2)}
+        self.j = {n: column.view(np.int64) for n, column in self.q.items()}
 
 
 def translate(kernel: Kernel) -> Translated:
@@ -81,7 +95,7 @@ def translate(kernel: Kernel) -> Translated:
         preloaded=number_of[kernel.preloaded] if kernel.preloaded else None,
         members=members,
         classes=[Counter(class_of(each) for each in body) for body in members],
-        vgprs=2 * translator.accumulators,
+        vgprs=translator.accumulators * (2 if any(_registers(each, "a") for each in kernel.instructions) else 1),
     )
 
 
@@ -102,7 +116,7 @@ def _names() -> dict[str, Any]:
     public = {name: getattr(np, name) for name in ("copyto", "add", "subtract", "multiply", "maximum", "minimum")}
     public |= {name: getattr(np, name) for name in ("invert", "bitwise_and", "bitwise_or", "bitwise_xor", "positive")}
     public |= {name: getattr(np, name) for name in ("less", "less_equal", "equal", "not_equal", "greater")}
-    public |= {name: getattr(np, name) for name in ("greater_equal", "trunc", "floor", "where", "take")}
+    public |= {name: getattr(np, name) for name in ("greater_equal", "trunc", "floor", "where", "take", "uint64")}
     of_vector = {name: value for name, value in vars(vector).items() if not name.startswith("__")}
     return {
         **of_vector,
@@ -264,8 +278,7 @@ class _Translator:
             if kind in "qj" and number % 2:
                 return f"w.odd_pair({number}, {kind == 'j'})"
             return f"{letter}[{number}]"
-        value = self._scalar_value(operand, kind)
-        return {"q": f"U64({value})", "j": f"I64({value})"}.get(kind, value)
+        return self._scalar_value(operand, kind)
 
     def _float(self, operand: str) -> str:
         negative, absolute = operand.startswith("-") and not self._is_number(operand), "|" in operand
@@ -396,12 +409,13 @@ class _Translator:
             raise _Unknown("a pair of registers that starts at an odd number")
         letter = {"u": "v"}.get(rule.destination, rule.destination)
         target = f"{letter}[{number}]"
-        if (
-            not any(re.match(r"(v|i|q|j|f|w|take)\b", source.lstrip("(-")) for source in sources)
-            and rule.destination in "ui"
-        ):
-            whole = "full_signed" if rule.sources[0] == "i" else "full"
-            sources[0] = f"{whole}({sources[0]})"
+        scalar = [not re.match(r"(v|i|q|j|f|w|x|sdwa_source)\b", source.lstrip("(-")) for source in sources]
+        typed = {"u": "full", "i": "full_signed", "q": "U64", "j": "I64"}
+        for index, kind in enumerate(rule.sources):
+            # NumPy takes an integer of Python as it takes a column's, but neither alone nor where it is shifted.
+            shifted = kind in "qj" and index < 2 and not rule.value.isidentifier()
+            if kind != "f" and scalar[index] and (shifted or (index == 0 and all(scalar))):
+                sources[index] = f"{typed[kind]}({sources[index]})"
         if clamp:
             if at.opcode not in ("v_add_u32", "v_sub_u32"):
                 raise _Unknown("clamp is not known here")
@@ -581,9 +595,8 @@ class _Translator:
         where, base = operands
         if base == "off":
             address = self._source(where, "q")
-        else:
-            address = f"(U64({self._source(where, 'u')}) + U64({self._scalar_value(base, 'q')}))"
-        return f"{address} + U64({offset & 0xFFFFFFFFFFFFFFFF})" if offset else address
+            return f"{address} + {offset & 0xFFFFFFFFFFFFFFFF}" if offset else address
+        return f"U64({self._source(where, 'u')}) + ({self._scalar_value(base, 'q')} + {offset} & {2**64 - 1})"
 
     def _buffer(self, at: Instruction, operands: Sequence[str]) -> tuple[str, str]:
         """A raw buffer: the address of its byte 0 for this instruction and the offsets in it; and how many it has."""
@@ -591,7 +604,7 @@ class _Translator:
             raise _Unknown("idxen is not known")
         if at.modifiers.keys() & {"offen"}:
             where, descriptor, extra = operands
-            offsets = f"U64({self._column(where)})"
+            offsets = f"{self._column(where)}.astype(uint64)"
         else:
             where, descriptor, extra = operands if operands[0] != "off" else ("off", *operands[1:])
             offsets = "U64(full(0))"
@@ -599,4 +612,5 @@ class _Translator:
         shift = self._scalar_value(extra, "u")
         constant = int(at.modifiers.get("offset", "0"), 0)
         base = f"s[{first}] | (s[{first + 1}] & 0xffff) << 32"
-        return f"({base}) + {shift}, {offsets} + U64({constant})", f"s[{first + 2}] - {shift}, s[{first + 1}] >> 16"
+        offsets = f"{offsets} + {constant}" if constant else offsets
+        return f"({base}) + {shift}, {offsets}", f"s[{first + 2}] - {shift}, s[{first + 1}] >> 16"

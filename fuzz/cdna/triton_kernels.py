@@ -97,6 +97,7 @@ class Emulator:
             self._regions(tensors),
             self.seed,
             self.reciprocal_off,
+            count_lines=self.after is not None,
         ).run()
         self.seed += 1
         if self.after is not None:

@@ -58,9 +58,9 @@ VECTOR: dict[str, Vector] = {
     "v_lshlrev_b32": Vector("u", "uu", "b << (a & 31)"),
     "v_lshrrev_b32": Vector("u", "uu", "b >> (a & 31)"),
     "v_ashrrev_i32": Vector("i", "ii", "b >> (a & 31)"),
-    "v_lshlrev_b64": Vector("q", "uq", "b << U64(a & 63)"),
-    "v_lshrrev_b64": Vector("q", "uq", "b >> U64(a & 63)"),
-    "v_ashrrev_i64": Vector("j", "ij", "b >> I64(a & 63)"),
+    "v_lshlrev_b64": Vector("q", "uq", "b << (a & 63)"),
+    "v_lshrrev_b64": Vector("q", "uq", "b >> (a & 63)"),
+    "v_ashrrev_i64": Vector("j", "ij", "b >> (a & 63)"),
     "v_lshl_add_u32": Vector("u", "uuu", "(a << (b & 31)) + c"),
     "v_add_lshl_u32": Vector("u", "uuu", "(a + b) << (c & 31)"),
     "v_lshl_or_b32": Vector("u", "uuu", "(a << (b & 31)) | c"),
@@ -68,7 +68,7 @@ VECTOR: dict[str, Vector] = {
     "v_or3_b32": Vector("u", "uuu", "a | b | c"),
     "v_add3_u32": Vector("u", "uuu", "a + b + c"),
     "v_xad_u32": Vector("u", "uuu", "(a ^ b) + c"),
-    "v_lshl_add_u64": Vector("q", "quq", "(a << U64(b & 7)) + c"),
+    "v_lshl_add_u64": Vector("q", "quq", "(a << (b & 7)) + c"),
     "v_bfe_u32": Vector("u", "uuu", "field(a, b & 31, c & 31)"),
     "v_bfe_i32": Vector("i", "uuu", "field_signed(a, b & 31, c & 31)"),
     "v_bfi_b32": Vector("u", "uuu", "(a & b) | ((a ^ M) & c)"),
@@ -180,9 +180,9 @@ def multiply_add(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
 
 def multiply_add_signed(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
     """a * b + c of signed numbers, cut to 64 bits, and whether it was cut."""
-    c, product = np.broadcast_to(U64(c), LANES).view(np.int64), wide_signed(a, b)
+    product, c = U64(wide_signed(a, b)), U64(c)
     result = product + c
-    return result.view(np.uint64), ((product < 0) == (c < 0)) & ((result < 0) != (c < 0))
+    return result, ((product ^ result) & (c ^ result)) >> 63 != 0
 
 
 def field(a: Array, offset: Any, width: Any) -> Array:
@@ -266,7 +266,7 @@ def bits(condition: Any) -> int:
     """64 booleans as the bits of a mask; one for all."""
     if not isinstance(condition, np.ndarray) or condition.ndim == 0:
         return (1 << LANES) - 1 if condition else 0
-    return int.from_bytes(np.packbits(condition, bitorder="little").tobytes(), "little")
+    return int(np.packbits(condition, bitorder="little").view(np.uint64)[0])
 
 
 # ------------------------------------------------------------ lanes that read others
