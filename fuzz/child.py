@@ -20,15 +20,20 @@ import signal
 import socket
 import sys
 import traceback
+import zlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..spec import OWN, SHARED, printable
+from ..spec import INPUTS, OWN, SHARED, printable
 from .image import Array, Placement, key_of
-from .target import Target
+from .target import EMULATED, Target
+
+if TYPE_CHECKING:
+    from .cdna.triton_kernels import Emulator
 
 
 @dataclass(frozen=True)
@@ -176,11 +181,16 @@ def _load(target: Target) -> tuple[Ready | Unusable, Callable[[Job], Done | Rais
     if backend == "gpu" and not has_gpu:
         return Unusable(f"no GPU that torch {torch.__version__} can see; @interpreter needs none", True), None
     # Triton reads it when a kernel is defined, its own library's too: this comes before anything imports triton.
-    os.environ["TRITON_INTERPRET"] = "0" if backend == "gpu" else "1"
+    os.environ["TRITON_INTERPRET"] = "1" if backend == "interpreter" else "0"
     try:
         import triton
     except ImportError as error:
         return _without(error), None
+    emulator = None
+    if backend in EMULATED:
+        from .cdna.triton_kernels import install
+
+        emulator = install(backend)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # the target may be a module of the user's working directory
     try:
@@ -202,7 +212,9 @@ def _load(target: Target) -> tuple[Ready | Unusable, Callable[[Job], Done | Rais
         versions["device"] = torch.cuda.get_device_name()
         if torch.version.hip:
             versions["arch"] = torch.cuda.get_device_properties(0).gcnArchName
-    return Ready(backend, versions, _takes_step(function)), _launcher(function, backend)
+    elif emulator is not None:
+        versions["device"] = f"{backend}, emulated"
+    return Ready(backend, versions, _takes_step(function)), _launcher(function, backend, emulator)
 
 
 def _without(error: ImportError) -> Unusable:
@@ -245,7 +257,9 @@ def _launch_shape(function: Callable[..., object]) -> Callable[..., object] | No
     return getattr(function, "__globals__", {}).get("LaunchShape") if takes else None
 
 
-def _launcher(function: Callable[..., object], backend: str) -> Callable[[Job], Done | Raised]:
+def _launcher(
+    function: Callable[..., object], backend: str, emulator: Emulator | None
+) -> Callable[[Job], Done | Raised]:
     import torch
 
     from .memory import GuardedMemory, Memory, as_tensor, gpu_memory
@@ -259,24 +273,35 @@ def _launcher(function: Callable[..., object], backend: str) -> Callable[[Job], 
     def keywords(job: Job) -> dict[str, Any]:
         return {} if launch_shape is None or job.shape is None else {"shape": launch_shape(**job.shape)}
 
+    def call(job: Job, tensors: Mapping[str, Any]) -> None:
+        if takes_step:
+            groups = [
+                make_group(**{name: tensors[key_of(index, name)] for name in OWN}, block_size=block_size)
+                for index, block_size in enumerate(job.block_sizes)
+            ]
+            shared = (tensors[name] for name in SHARED)
+            function(groups, *shared, job.num_tokens, job.window_size, job.noncausal, **keywords(job))
+        else:
+            scalars = (job.num_tokens, job.window_size, *job.block_sizes, job.noncausal)
+            function(*tensors.values(), *scalars, **keywords(job))
+
+    def checked(job: Job, tensors: Mapping[str, Any]) -> AbstractContextManager[None]:
+        if emulator is None:
+            return nullcontext()
+        # The same job meets the same machine every time, another one another.
+        seed = zlib.crc32(b"".join(image.tobytes() for image in job.images.values()))
+        named = [(name, tensor, name.rpartition(".")[2] not in INPUTS) for name, tensor in tensors.items()]
+        return emulator.checking(seed, named)
+
     def launch(job: Job) -> Done | Raised:
         flat = memory.place(job.images, job.misalignment, job.guard)
         tensors = {
             name: as_tensor(flat[name], place, name.endswith("indices") and job.middle_axis)
             for name, place in job.places.items()
         }
-        extra = keywords(job)
         try:
-            if takes_step:
-                groups = [
-                    make_group(**{name: tensors[key_of(index, name)] for name in OWN}, block_size=block_size)
-                    for index, block_size in enumerate(job.block_sizes)
-                ]
-                shared = (tensors[name] for name in SHARED)
-                function(groups, *shared, job.num_tokens, job.window_size, job.noncausal, **extra)
-            else:
-                scalars = (job.num_tokens, job.window_size, *job.block_sizes, job.noncausal)
-                function(*tensors.values(), *scalars, **extra)
+            with checked(job, tensors):
+                call(job, tensors)
             if backend == "gpu":
                 torch.cuda.synchronize()
         except Exception as error:

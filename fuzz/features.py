@@ -15,6 +15,7 @@ from ..oracle import vectorised
 from ..spec import INT32_MAX, Batch, BoolArray, BufferLayout, Case, Int64Array, Result
 from .scramble import is_legal
 from .strategies import TAIL_CHUNK
+from .target import EMULATED
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,12 @@ BEYOND: dict[str, set[str]] = {
 }
 """The features that the cases of a profile cannot have."""
 _OF_STEPS = {"several groups", "groups of other page sizes", "groups padded in other places"}
-_ON_GPUS = {"more than 4096 rows"}  # the interpreter takes minutes for one
+_TOO_SLOW = {
+    "gpu": set[str](),
+    "interpreter": {"more than 4096 rows"},
+    **dict.fromkeys(EMULATED, {"more than 4096 rows", "more than 1024 rows"}),
+}
+"""The features whose cases a backend takes minutes for."""
 
 
 def features_of(case: Case) -> list[str]:
@@ -242,5 +248,5 @@ def features_of(case: Case) -> list[str]:
 def reachable(profiles: Iterable[str], backend: str = "interpreter", step: bool = False) -> list[str]:
     """The features that cases of these profiles can have, drawn for this backend, and for a target of steps or not."""
     beyond = set.intersection(*(BEYOND[profile] for profile in profiles))
-    beyond |= (set() if step else _OF_STEPS) | (set() if backend == "gpu" else _ON_GPUS)
+    beyond |= (set() if step else _OF_STEPS) | _TOO_SLOW[backend]
     return [name for name in FEATURES if name not in beyond]

@@ -20,7 +20,7 @@ from .child import Done, Gone, Job, Raised, Ready, Unusable
 from .target import Target
 
 START_SECONDS = 180.0  # importing torch from a cold disk, making a GPU context
-COMPILE_SECONDS = 60.0  # on top of the hang limit, on a GPU, where any launch may have to compile
+COMPILE_SECONDS = 60.0  # on top of the hang limit, on a GPU, emulated or not: any launch may have to compile
 
 
 # Imported and not run with -m: what crosses the socket must have one module name at both ends.
@@ -66,7 +66,7 @@ class Runner:
 
     @property
     def backend(self) -> str:
-        """The backend that the target runs on: "gpu" or "interpreter"."""
+        """The backend that the target runs on: one of target.BACKENDS."""
         return self._ready.backend
 
     @property
@@ -83,7 +83,7 @@ class Runner:
         """Run one launch. After a death, a hang or an error on a GPU the next one has a fresh process."""
         if self._process.poll() is not None:
             self._restart()
-        limit = self.hang_seconds + (COMPILE_SECONDS if self.backend == "gpu" else 0.0)
+        limit = self.hang_seconds + (0.0 if self.backend == "interpreter" else COMPILE_SECONDS)
         try:
             self._launches += 1
             self._connection.send((self._launches, job))

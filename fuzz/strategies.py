@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ..oracle import vectorised
 from ..spec import INPUTS, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, TENSORS, Batch, BufferLayout, Case
-from .target import SHAPE_FIELDS
+from .target import EMULATED, SHAPE_FIELDS
 
 PROFILES = ("serving", "legal", "hostile")
 
@@ -68,7 +68,7 @@ class Geometry:
 
 
 def cases(profile: str, backend: str = "interpreter", step: bool = False) -> st.SearchStrategy[Case]:
-    """Cases of a profile, for a backend ("gpu" or "interpreter": what costs little differs between them).
+    """Cases of a profile, for one of target.BACKENDS: what costs little differs between them.
 
     step: whether a case may have further cache groups, for a target that takes them.
     """
@@ -186,14 +186,18 @@ def _groups(draw: st.DrawFn, profile: str, batch: Batch) -> Batch:
 @st.composite
 def _geometries(draw: st.DrawFn, profile: str, backend: str) -> Geometry:
     noncausal = draw(st.booleans())
+    emulated = backend in EMULATED  # which takes 10 ms a row
     if profile == "serving":
         query_lens = draw(st.sampled_from(((1,), (6,), (1, 6, 2, 3, 4, 5))))
-        return Geometry(128, draw(st.sampled_from((64, 128))), noncausal, SERVING_CONTEXT, 64, query_lens)
+        most = 6 if emulated else 64
+        return Geometry(128, draw(st.sampled_from((64, 128))), noncausal, SERVING_CONTEXT, most, query_lens)
     window = draw(_edges_or_any(WINDOWS, 1, 200))
     block_size = draw(_edges_or_any((*BLOCK_SIZES, 2**31 - 1, 2**31, 2**40), 1, 130))
     longest = draw(
         st.sampled_from((window + 3 * min(block_size, 200), 4 * window + 40, 1200, min(40_000, 4000 * block_size)))
     )
+    if emulated:
+        return Geometry(window, block_size, noncausal, longest, 4, (1, 0, 2, 3, 5, 6, 17, 33))
     if draw(st.integers(0, 15)) == 15:  # rarely: rows in plenty, of few requests
         if backend == "gpu" and draw(st.integers(0, 3)) == 3:
             # A DSpark row is as wide as a query is long: those of thousands would fill the memory.
@@ -365,9 +369,10 @@ _INTERPRETER_MOST = (512, 512, 1024, 1024)  # of each: Triton has no tile of mor
 def _shapes(backend: str, batch: Batch) -> st.SearchStrategy[Mapping[str, int] | None]:
     """Ways to cut the launch into programs; None leaves it to the kernel.
 
-    The interpreter pays for each step, so there everything is cut into a few; a GPU pays for each kernel it compiles.
+    The interpreter pays for each step, so there everything is cut into a few; a GPU, emulated or not, pays for each
+    kernel that is compiled for it.
     """
-    if backend == "gpu":
+    if backend != "interpreter":
         return st.sampled_from((None, None, None, *GPU_SHAPES))
     sizes = (batch.num_tokens, batch.num_tokens, (batch.width - 1) // batch.block_size + 2, batch.width)
     shapes = []

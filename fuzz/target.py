@@ -9,7 +9,9 @@ from typing import Any
 
 from ..spec import ArgumentError, brief, check_flag
 
-BACKENDS = ("gpu", "interpreter")
+EMULATED = ("gfx942", "gfx950", "gfx90a")
+"""Backends that are GPUs of AMD's, emulated on the CPU."""
+BACKENDS = ("gpu", "interpreter", *EMULATED)
 KERNEL = "swa_decode_meta.kernel:launch"
 NAMED = {
     "kernel": KERNEL,
@@ -31,8 +33,8 @@ SHAPE_FIELDS = ("rows_per_program", "count_rows", "page_chunk", "width_chunk", "
 class Target:
     """A function to test.
 
-    name: as the user wrote it. module, function: where it lies. backend: "gpu", "interpreter", or "" for the best
-    one present.
+    name: as the user wrote it. module, function: where it lies. backend: one of BACKENDS, or "" for the best of "gpu"
+    and "interpreter" present.
     """
 
     name: str
@@ -42,15 +44,13 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """One of NAMED or `package.module:function`, either with `@gpu` or `@interpreter`. Raises ArgumentError."""
+    """One of NAMED or `package.module:function`, either with `@` and one of BACKENDS. Raises ArgumentError."""
     place, at, backend = text.partition("@")
     if at and backend not in BACKENDS:
-        raise ArgumentError("target", f"a backend of {' or '.join(BACKENDS)} after @", brief(text))
+        raise ArgumentError("target", f"a backend of {', '.join(BACKENDS)} after @", brief(text))
     module, _, function = NAMED.get(place, place).partition(":")
     if not re.fullmatch(r"\w+(\.\w+)*", module) or not function.isidentifier() or module.endswith(".py"):
-        expected = (
-            f"{', '.join(NAMED)} or package.module:function (no path, no .py), with @gpu or @interpreter if wanted"
-        )
+        expected = f"{', '.join(NAMED)} or package.module:function (no path, no .py), with @ and a backend if wanted"
         raise ArgumentError("target", expected, brief(text))
     return Target(text, module, function, backend)
 

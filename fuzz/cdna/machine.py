@@ -82,15 +82,15 @@ class Wave:
         return pair.view(np.int64 if signed else np.uint64)[:, 0]
 
     def reciprocal(self, value: Any) -> Array:
-        """1 / value as hardware may give it: the nearest number, or the next on either side."""
-        value = np.broadcast_to(np.asarray(value, np.float32), LANES)
-        with np.errstate(all="ignore"):
-            exact = (1.0 / value.astype(np.float64)).astype(np.float32)
+        """1 / value as hardware may give it: any number that is not more than one unit in the last place off."""
+        exact = 1.0 / np.broadcast_to(np.asarray(value, np.float32), LANES).astype(np.float64)
+        nearest = exact.astype(np.float32)
         off = self.launch.reciprocal_off
         if off is None:
             off = self.launch.random.integers(-1, 2, LANES)
-        near = (exact.view(np.int32) + np.asarray(off, np.int32)).view(np.float32)
-        return np.where(np.isfinite(exact) & (exact != 0), near, exact)
+        near = (nearest.view(np.int32) + np.asarray(off, np.int32)).view(np.float32)
+        allowed = np.isfinite(nearest) & (nearest != 0) & (np.abs(near - exact) <= np.spacing(np.abs(nearest)))
+        return np.where(allowed, near, nearest)
 
     def permute(self, destination: int, data: Any, source: Array) -> None:
         """Each lane that is on takes the data of another; 0 from one that is off."""
@@ -275,7 +275,8 @@ class Cost:
 class Launch:
     """One launch of a kernel.
 
-    reciprocal_off: by how many units in the last place a reciprocal is off, -1, 0 or 1; None for any, lane by lane.
+    reciprocal_off: how many units in the last place a reciprocal is off from the nearest number, -1, 0 or 1, where that
+    is no more than one off from the exact value; None for any of these, lane by lane.
     """
 
     def __init__(

@@ -22,13 +22,13 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from ...spec import ArgumentError, BackendError
+from ..target import EMULATED
 from .assembly import read
 from .machine import Cost, Launch
 from .regions import Region
 from .translate import Translated, translate
 
 WAVE = 64
-ARCHES = ("gfx942", "gfx950", "gfx90a")
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "waves_per_eu", "matrix_instr_nonkdim", "kpack")
 _DTYPES = {
     torch.bool: "*i1",
@@ -55,29 +55,36 @@ class Compiled:
 class Emulator:
     """What launches go to. `install` makes it so.
 
-    seed: of the order in which waves run, and of what hardware leaves open; each launch takes the next. named: tensors
-    whose regions have names and roles of their own, (name, tensor, writable). after: called after each launch with
-    its kernel's name and its cost. edit: what is done to the assembly of each kernel before it is read.
+    seed: of the order in which waves run, and of what hardware leaves open; each launch takes the next.
+    reciprocal_off: as of `Launch`. after: called after each launch with its kernel's name and its cost. edit: what is
+    done to the assembly of each kernel before it is read.
     """
 
     def __init__(self, arch: str) -> None:
-        if arch not in ARCHES:
-            raise ArgumentError("arch", f"one of {', '.join(ARCHES)}", arch)
+        if arch not in EMULATED:
+            raise ArgumentError("arch", f"one of {', '.join(EMULATED)}", arch)
         self.arch = arch
         self.seed = 0
         self.reciprocal_off: int | None = None
-        self.named: Sequence[tuple[str, torch.Tensor, bool]] = ()
+        self._named: Sequence[tuple[str, torch.Tensor, bool]] = ()
         self.after: Callable[[str, Cost], None] | None = None
         self.edit: Callable[[str], str] = str
         self._made: dict[int, torch.UntypedStorage] = {}
         self._compiled: dict[Any, Compiled] = {}
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Know of every tensor that torch makes meanwhile, which a kernel may be given the address of."""
-        with _Made(self._made):
-            yield
-        self._made.clear()
+    def checking(self, seed: int, named: Sequence[tuple[str, torch.Tensor, bool]] = ()) -> Iterator[None]:
+        """Launches meanwhile are checked by the names and roles of these tensors, (name, tensor, writable), too.
+
+        A kernel may also touch what torch makes meanwhile, whose address it may be given. seed: as that of `Emulator`.
+        """
+        self.seed, self._named = seed, named
+        try:
+            with _Made(self._made):
+                yield
+        finally:
+            self._named = ()
+            self._made.clear()
 
     def run(self, function: Any, grid: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         """What `kernel[grid](*arguments, **keywords)` does. Raises AccessFault and UnknownInstruction."""
@@ -154,7 +161,7 @@ class Emulator:
         return bytes(segment), tensors
 
     def _regions(self, tensors: Mapping[str, torch.Tensor]) -> list[Region]:
-        named = [_region(name, tensor, writable) for name, tensor, writable in self.named]
+        named = [_region(name, tensor, writable) for name, tensor, writable in self._named]
         mine = [_region(name, tensor, True) for name, tensor in tensors.items()]
         made = [
             Region("a tensor made during the launch", storage.data_ptr(), storage.nbytes(), 8, keep=storage)
