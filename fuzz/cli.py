@@ -18,10 +18,9 @@ from typing import Any, TypeVar
 import click
 
 from ..spec import ArgumentError, BackendError, CaseFileError, printable, write_atomically
-from .compiled import ARCHES
 from .figures import FORMS, PLOTS, STEP_FORMS, kernel_table, need_matplotlib, read_figures
 from .figures import plot as draw
-from .target import Target, parse_target
+from .target import EMULATED, Target, parse_target
 
 FOUND, MISUSE, HARNESS, ABSENT = 1, 2, 3, 4
 PROFILES = ("serving", "legal", "hostile")
@@ -171,7 +170,7 @@ def check(paths: tuple[Path, ...], seconds: float, full: bool) -> int:
 
 
 @cli.command()
-@click.argument("what", type=click.Choice(["oracles", "kernel", *ARCHES]), default="oracles", metavar="[WHAT]")
+@click.argument("what", type=click.Choice(["oracles", "kernel", *EMULATED]), default="oracles", metavar="[WHAT]")
 @click.option("--time", "seconds", type=_Seconds(), help="oracles: how long to measure. [default: 20s]")
 @click.option("--rounds", type=click.IntRange(1), help="kernel: how often each form is timed. [default: 15]")
 @click.option(
@@ -205,8 +204,8 @@ def bench(
     oracles   the two oracles side by side (the default)
     kernel    launches on this GPU side by side, for one group and for a step's 8
     gfx942    registers, spills and code of the kernel compiled for that GPU,
-    gfx950    which need not be here; exit code 1 when a variant that service
-    gfx90a    uses spills
+    gfx950    which need not be here, and by emulation what a launch asks of
+    gfx90a    it; exit code 1 when a variant that service uses spills
     """
     given = {"--rounds": rounds, "--also": also or None, "--figures": figures, "--plot": plot}
     _only("oracles", what, {"--time": seconds})
@@ -229,9 +228,10 @@ def bench(
     else:
         _need_kernel()
         from . import compiled
+        from .cdna import cost
 
-        found = compiled.figures(what)
-        _say(compiled.table(found))
+        found = {**compiled.figures(what), "costs": cost.costs(what)}
+        _say(compiled.table(found) + "\n\n" + cost.table(found["costs"]))
         code = FOUND if compiled.spilling(found) else 0
     if path is not None:
         write_atomically(path, json.dumps(found, indent=1) + "\n")

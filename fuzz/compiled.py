@@ -10,9 +10,8 @@ from typing import Any
 
 from ..spec import TENSORS, ArgumentError, BackendError, brief, check_scalar
 from .figures import markdown
+from .target import EMULATED
 
-ARCHES = ("gfx942", "gfx950", "gfx90a")
-_WAVE = 64
 # Widths of causal and of DSpark rows, with pages a row and a page size that comes to about as many.
 _GEOMETRIES = ((128, 3, 64), (128, 6, 25), (192, 3, 64), (192, 6, 25))
 _TYPES = {"int64": "*i64", "int32": "*i32", "bool": "*i1"}
@@ -43,16 +42,16 @@ _COLUMNS = {
 
 
 def figures(arch: str, every: int = 1) -> dict[str, Any]:
-    """Compile every variant of the kernel, or one in `every`, for `arch`, one of ARCHES.
+    """Compile every variant of the kernel, or one in `every`, for `arch`, one of EMULATED.
 
     Returns plain values: "arch", "versions", and "variants", each with "constants" (its compile-time parameters and
     num_warps), "service" (whether DeepSeek-V4.1-Flash meets it: page sizes that are powers of two, up to 4 pages a
     row), registers a lane ("vgprs", "agprs") and a wave ("sgprs"), "vgpr_spills" and "sgpr_spills" in registers, "lds"
     a program, "scratch" a lane and "code" in bytes, and "occupancy" in waves a SIMD, as far as registers limit it.
-    Raises ArgumentError, and BackendError where Triton cannot compile for `arch`.
+    Raises ArgumentError, and BackendError where kernels are interpreted.
     """
-    if arch not in ARCHES:
-        raise ArgumentError("arch", f"one of {', '.join(ARCHES)}", brief(arch))
+    if arch not in EMULATED:
+        raise ArgumentError("arch", f"one of {', '.join(EMULATED)}", brief(arch))
     check_scalar("every", every, 1)
     import triton
 
@@ -108,7 +107,7 @@ def _variants() -> list[tuple[dict[str, int | bool], bool]]:
     switches = itertools.product((False, True), repeat=3)
     for (width, pages, block_size), (noncausal, pow2, step) in itertools.product(_GEOMETRIES, switches):
         least = 1
-        for most, shape in gpu_shapes(width, pages, groups=8 if step else 1, wave=_WAVE):
+        for most, shape in gpu_shapes(width, pages, groups=8 if step else 1, wave=64):
             for rows in (least, most):  # with many pages, only the least may be few enough to count at once
                 constants = shape.constants(rows, width, pages, block_size, noncausal, pow2, step)
                 key = (*constants.items(), ("num_warps", shape.num_warps))
@@ -118,11 +117,10 @@ def _variants() -> list[tuple[dict[str, int | bool], bool]]:
 
 
 def _compiled(arch: str, constants: Mapping[str, int | bool]) -> dict[str, int]:
-    import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from ..kernel.decode_meta import decode_meta_kernel
+    from .cdna.triton_kernels import compile_kernel
 
     constants = dict(constants)
     num_warps = constants.pop("num_warps")
@@ -131,15 +129,9 @@ def _compiled(arch: str, constants: Mapping[str, int | bool]) -> dict[str, int]:
         kind = _TYPES[TENSORS[name].dtype] if name in TENSORS else _OTHER_TYPES.get(name, "i64")
         signature[name] = "constexpr" if name in constants else kind
     source = ASTSource(fn=decode_meta_kernel, signature=signature, constexprs=constants)
-    try:
-        kernel = triton.compile(source, target=GPUTarget("hip", arch, _WAVE), options={"num_warps": num_warps})
-    except Exception as error:
-        if "ld.lld" in str(error):  # Triton up to 3.4 links with ROCm's
-            raise BackendError(f"triton {triton.__version__} needs ROCm's ld.lld to compile for {arch}") from None
-        raise
-    assembly = kernel.asm["amdgcn"]
+    assembly, shared, _ = compile_kernel(source, arch, {"num_warps": num_warps})
     numbers = {key: int(re.findall(pattern, assembly)[-1]) for key, pattern in _NUMBERS.items()}
-    return {**numbers, "lds": int(kernel.metadata.shared)}
+    return {**numbers, "lds": shared}
 
 
 def _name(constants: Mapping[str, int | bool]) -> str:

@@ -234,7 +234,7 @@ _OF_STEPS = {"several groups", "groups of other page sizes", "groups padded in o
 _TOO_SLOW = {
     "gpu": set[str](),
     "interpreter": {"more than 4096 rows"},
-    **dict.fromkeys(EMULATED, {"more than 4096 rows", "more than 1024 rows"}),
+    **{backend: {"more than 4096 rows", "more than 1024 rows", "more than 256 rows"} for backend in EMULATED},
 }
 """The features whose cases a backend takes minutes for."""
 

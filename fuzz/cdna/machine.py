@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .cost import longest_chain
 from .regions import AccessFault, Array, Lane, LocalMemory, Region, Regions, Who
 from .translate import M0, SCC, Registers, Translated
 from .vector import LANES, lanes
@@ -35,16 +36,19 @@ class Wave:
         self.exec, self.m = _ALL, True
         self.v[0][:] = np.arange(LANES) + LANES * number
         self.block: int | None = launch.enter(self.s, group.index)
+        self.trace: list[int] | None = [] if launch.detailed else None
         self.waiting = False
         self.who = Who(group.number * launch.num_warps + number, group.number, 0)
 
     def run(self, most: int) -> None:
         """Run up to `most` blocks, or to a barrier or the end."""
         code, counts = self.launch.code.blocks, self.launch.counts
-        block = self.block
+        block, trace = self.block, self.trace
         try:
             while most > 0 and block is not None:
                 counts[block] += 1
+                if trace is not None:
+                    trace.append(block)
                 block = code[block](self)
                 most -= 1
                 if block is not None and block < 0:
@@ -138,17 +142,15 @@ class Wave:
         for part in range(max(1, size // 4)):
             width = min(4, size)
             inside = offsets + np.uint64(4 * part + width) <= np.uint64(max(0, records))
-            mask, before = self.exec, self.m
+            before = self.m  # a fault is to find the lanes that were asked for
             outside = np.broadcast_to(self.m, LANES) & ~inside
             np.copyto(self.v[destination + part], 0, where=outside)
             self.m = np.broadcast_to(self.m, LANES) & inside
-            try:
-                if self.m.any():
-                    on = (offsets + np.uint64((base + 4 * part) & 0xFFFFFFFFFFFFFFFF))[self.m]
-                    self.launch.touch(on, width, "read")
-                    self._put(destination + part, self.launch.regions.load(on, width, self.who, coherent), signed)
-            finally:
-                self.exec, self.m = mask, before
+            if self.m.any():
+                on = (offsets + np.uint64((base + 4 * part) & 0xFFFFFFFFFFFFFFFF))[self.m]
+                self.launch.touch(on, width, "read")
+                self._put(destination + part, self.launch.regions.load(on, width, self.who, coherent), signed)
+            self.m = before
 
     def buffer_store(self, base: int, offsets: Array, records: int, stride: int, data: int, size: int) -> None:
         """Write to a raw buffer, word by word; nothing past its records."""
@@ -158,13 +160,11 @@ class Wave:
             inside = offsets + np.uint64(4 * part + width) <= np.uint64(max(0, records))
             before = self.m
             self.m = np.broadcast_to(self.m, LANES) & inside
-            try:
-                if self.m.any():
-                    on = (offsets + np.uint64((base + 4 * part) & 0xFFFFFFFFFFFFFFFF))[self.m]
-                    self.launch.touch(on, width, "written")
-                    self.launch.regions.store(on, self._get(data + part, width), self.who)
-            finally:
-                self.m = before
+            if self.m.any():
+                on = (offsets + np.uint64((base + 4 * part) & 0xFFFFFFFFFFFFFFFF))[self.m]
+                self.launch.touch(on, width, "written")
+                self.launch.regions.store(on, self._get(data + part, width), self.who)
+            self.m = before
 
     def atomic(self, operation: str, destination: int, addresses: Any, data: int, size: int) -> None:
         """Read, change and write back, lane by lane."""
@@ -253,6 +253,7 @@ class Workgroup:
         wave.run(int(random.integers(1, _LONGEST_RUN)))
         if wave.block is None:
             self.running.remove(wave)
+            wave.launch.ended(wave)
             wave.launch.code.spare.append(wave.file)
         return bool(self.running)
 
@@ -262,7 +263,8 @@ class Cost:
     """What a launch did. instructions: by class, of all waves. waves, barriers: how many, barriers by workgroup.
 
     bytes: by "read", "written", "scalar" and "LDS", as the instructions ask for them. lines: of 128 bytes of global
-    memory touched, each counted once.
+    memory touched, each counted once. chain: as `cost.longest_chain` has it, the most of all waves. Lines and chain are 0
+    where they were not asked for.
     """
 
     instructions: dict[str, int]
@@ -270,13 +272,15 @@ class Cost:
     barriers: int
     bytes: dict[str, int]
     lines: int
+    chain: int
 
 
 class Launch:
     """One launch of a kernel.
 
     reciprocal_off: how many units in the last place a reciprocal is off from the nearest number, -1, 0 or 1, where that
-    is no more than one off from the exact value; None for any of these, lane by lane.
+    is no more than one off from the exact value; None for any of these, lane by lane. detailed: whether to count
+    lines and chains too.
     """
 
     def __init__(
@@ -289,7 +293,7 @@ class Launch:
         regions: Sequence[Region],
         seed: int = 0,
         reciprocal_off: int | None = None,
-        count_lines: bool = False,
+        detailed: bool = False,
     ) -> None:
         self.code, self.num_warps, self.lds_size = code, num_warps, lds_size
         self.grid = (*grid, 1, 1)[:3]
@@ -299,7 +303,7 @@ class Launch:
         self.counts = [0] * len(code.blocks)
         self.local_bytes, self.barriers = 0, 0
         self.touched = {"read": 0, "written": 0, "scalar": 0}
-        self._count_lines, self._lines = count_lines, set[int]()
+        self.detailed, self._lines, self._chain = detailed, set[int](), 0
         self._kernarg = np.frombuffer(bytearray(arguments), np.uint8)
         place = Region(
             "kernel arguments", self._kernarg.ctypes.data, len(arguments), 4, writable=False, keep=self._kernarg
@@ -338,6 +342,7 @@ class Launch:
             self.barriers,
             {**self.touched, "LDS": self.local_bytes},
             len(self._lines),
+            self._chain,
         )
 
     def _step(self, groups: list[Workgroup]) -> None:
@@ -346,10 +351,17 @@ class Launch:
             self.barriers += group.barriers
             groups.remove(group)
 
+    def ended(self, wave: Wave) -> None:
+        """Count what a wave did."""
+        if wave.trace is not None:
+            members = self.code.members
+            chain = longest_chain(each for block in wave.trace for each in members[block])
+            self._chain = max(self._chain, chain)
+
     def touch(self, addresses: Array, size: int, how: str) -> None:
         """Count an access."""
         self.touched[how] += size * len(addresses)
-        if not self._count_lines:
+        if not self.detailed:
             return
         if how != "scalar":
             self._lines.update(np.unique(addresses >> np.uint64(7)).tolist())
@@ -360,10 +372,12 @@ class Launch:
         address = self.kernarg_address
         at = 0
         for name, size in (
+            ("private_segment_buffer", 4),
             ("dispatch_ptr", 2),
             ("queue_ptr", 2),
             ("kernarg_segment_ptr", 2),
             ("dispatch_id", 2),
+            ("flat_scratch_init", 2),
             ("private_segment_size", 1),
         ):
             if known.get(f"user_sgpr_{name}"):

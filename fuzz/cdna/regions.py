@@ -69,7 +69,8 @@ class Region:
         """Of accesses to `size` bytes at these offsets, uint64 and wrapped where before the begin, those not within."""
         bad: Array = offsets > np.uint64(max(0, self.size - size)) if size <= self.size else np.ones(len(offsets), bool)
         if self.step and not bad.any():
-            bad = offsets % np.uint64(self.step) > np.uint64(max(0, self.row - size))
+            within = self.row - size  # the last place in a row where such an access may begin
+            bad = offsets % np.uint64(self.step) > np.uint64(max(0, within)) if within >= 0 else ~bad
         return bad
 
     def place(self, address: int) -> str:
@@ -112,7 +113,7 @@ class Shadow:
         bad = self._unordered(self.written[units], self.write_group[units], self.write_epoch[units], who)
         bad &= ~(self.atomic[units] & coherent)
         before, group = self.read_by[units], self.read_group[units]
-        many = (before != _NONE) & (before != who.wave)
+        many = self._unordered(before, group, self.read_epoch[units], who)
         self.read_by[units] = np.where(many, _MANY, who.wave)
         self.read_group[units] = np.where(many & (group != who.group), _MANY, who.group)
         self.read_epoch[units] = who.epoch

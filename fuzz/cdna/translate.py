@@ -122,6 +122,8 @@ def _names() -> dict[str, Any]:
         **of_vector,
         **public,
         "scalar_field": scalar.field,
+        "U32": np.uint32,
+        "I32": np.int32,
         "M": 0xFFFFFFFF,
         "VCC": VCC,
         "SCC": SCC,
@@ -181,6 +183,7 @@ class _Translator:
         if name in SCALAR:
             return self._scalar(at)
         if name in SAVE_EXEC:
+            self._only(at, set())
             destination, source = at.operands
             return [
                 f"a, e = {self._scalar_value(source, 'q')}, w.exec",
@@ -194,7 +197,9 @@ class _Translator:
             self._only(at, {"offset"})
             extra = int(at.modifiers.get("offset", "0"), 0)
             first = self._number(destination, "s", count)
-            where = f"{self._scalar_value(base, 'q')} + {self._scalar_value(offset, 'u')} + {extra}"
+            constant = self._constant(offset, "i")  # signed; one from a register is not
+            moved = self._scalar_value(offset, "u") if constant is None else f"({constant})"
+            where = f"{self._scalar_value(base, 'q')} + {moved} + {extra}"
             return [f"w.at = {at.number}", f"s[{first}:{first + count}] = w.scalar_load({where}, {count})"]
         if name.startswith("v_"):
             return self._vector(at)
@@ -235,6 +240,8 @@ class _Translator:
             value = 0x3E22F983
         else:
             return None
+        if kind == "j" and operand.startswith("0x") and 1 << 31 <= value < 1 << 32:
+            raise _Unknown(f"literal {operand} may be meant with its sign or without")
         value &= (1 << size) - 1
         return value - (1 << size) if kind in "ij" and value >> (size - 1) else value
 
@@ -351,6 +358,8 @@ class _Translator:
             chosen = f"lanes({self._scalar_value(mask[0] if mask else 'vcc', 'q')})"
             value = f"where({chosen}, {self._column(b)}, {self._column(a)})"
             return [f"copyto(v[{self._number(destination, 'v')}], {value}, where=m)"]
+        if name in ("v_readfirstlane_b32", "v_readlane_b32", "v_writelane_b32"):
+            self._only(at, set())
         if name == "v_readfirstlane_b32":
             return self._write_scalar(at.operands[0], "u", f"int({self._source(at.operands[1], 'u')}[w.first_lane()])")
         if name == "v_readlane_b32":
@@ -388,8 +397,10 @@ class _Translator:
         destination, *operands = at.operands
         if len(operands) != len(rule.sources):
             raise _Unknown(f"{len(operands)} sources, not {len(rule.sources)}")
-        sources = [self._source(operand, kind) for operand, kind in zip(operands, rule.sources, strict=True)]
         modifiers = dict(at.modifiers)
+        sources = []
+        if at.encoding != "_sdwa":
+            sources = [self._source(operand, kind) for operand, kind in zip(operands, rule.sources, strict=True)]
         lines: list[str] = []
         mask = "m"
         if at.encoding == "_dpp":
@@ -399,9 +410,14 @@ class _Translator:
                 signed = operand.startswith("sext(")
                 plain = operand.removeprefix("sext(").removesuffix(")") if signed else operand
                 select = modifiers.pop(f"src{index}_sel", "DWORD")
-                sources[index] = f"sdwa_source({self._source(plain, rule.sources[index])}, {select!r}, {signed})"
+                if rule.sources[index] not in "ui":
+                    raise _Unknown("SDWA of such a source is not known")
+                whole = f"{self._column(plain)}{'.view(I32)' if rule.sources[index] == 'i' else ''}"
+                self._sdwa(select)
+                sources.append(f"sdwa_source({whole}, {select!r}, {signed})")
         clamp = modifiers.pop("clamp", None) is not None
         select, unused = modifiers.pop("dst_sel", "DWORD"), modifiers.pop("dst_unused", "UNUSED_PAD")
+        self._sdwa(select, unused)
         if modifiers:
             raise _Unknown(f"modifier {next(iter(modifiers))} is not known")
         number = self._number(destination, "v", 2 if rule.destination in "qj" else 1)
@@ -409,13 +425,17 @@ class _Translator:
             raise _Unknown("a pair of registers that starts at an odd number")
         letter = {"u": "v"}.get(rule.destination, rule.destination)
         target = f"{letter}[{number}]"
-        scalar = [not re.match(r"(v|i|q|j|f|w|x|sdwa_source)\b", source.lstrip("(-")) for source in sources]
+        scalar = [not re.match(r"(v|i|q|j|f|w\.odd_pair|x|full|sdwa_source)\b", source.lstrip("(-")) for source in sources]
         typed = {"u": "full", "i": "full_signed", "q": "U64", "j": "I64"}
         for index, kind in enumerate(rule.sources):
             # NumPy takes an integer of Python as it takes a column's, but neither alone nor where it is shifted.
             shifted = kind in "qj" and index < 2 and not rule.value.isidentifier()
             if kind != "f" and scalar[index] and (shifted or (index == 0 and all(scalar))):
                 sources[index] = f"{typed[kind]}({sources[index]})"
+            elif kind in "ui" and scalar[index] and not rule.value.isidentifier():
+                # Two such integers would go beyond 32 bits between them; the 24-bit forms cut what NumPy has cut first.
+                if "low24" in rule.value or (index == scalar.index(True) and sum(scalar) > 1):
+                    sources[index] = f"{'U32' if kind == 'u' else 'I32'}({sources[index]})"
         if clamp:
             if at.opcode not in ("v_add_u32", "v_sub_u32"):
                 raise _Unknown("clamp is not known here")
@@ -433,6 +453,13 @@ class _Translator:
         if select != "DWORD":
             value = f"sdwa_result({value}, {target}, {select!r}, {unused!r})"
         return [*lines, f"copyto({target}, {value}, where={mask}, casting='unsafe')"]
+
+    @staticmethod
+    def _sdwa(select: str, unused: str = "UNUSED_PAD") -> None:
+        if re.fullmatch(r"BYTE_[0-3]|WORD_[01]|DWORD", select) is None:
+            raise _Unknown(f"{select} is not known")
+        if unused not in ("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"):
+            raise _Unknown(f"{unused} is not known")
 
     def _dpp(
         self, at: Instruction, operand: str, kind: str, modifiers: dict[str, str], lines: list[str]
@@ -481,7 +508,7 @@ class _Translator:
             *lines,
             f"t = {CARRY[at.opcode]}",
             f"copyto(v[{number}], t, where={mask}, casting='unsafe')",
-            f"over = bits({over}) & w.exec",
+            f"over = bits({f'({over}) & {mask}' if mask != 'm' else over}) & w.exec",
             *self._write_scalar(out, "q", "over"),
         ]
 
@@ -516,6 +543,7 @@ class _Translator:
         name = at.opcode
         if name == "ds_swizzle_b32":
             source = f"K{at.number}"
+            self._only(at, {"offset"})
             self.constants[source] = vector.swizzle(at.modifiers["offset"])
             return [f"w.permute({self._number(at.operands[0], 'v')}, {self._source(at.operands[1], 'u')}, {source})"]
         if name == "ds_bpermute_b32":

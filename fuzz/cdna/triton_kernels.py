@@ -7,16 +7,18 @@ Tensors lie on the CPU. Arguments are specialised as Triton's own launcher would
 from __future__ import annotations
 
 import inspect
+import os
 import struct
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 import triton
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.backends.amd.compiler import HIPBackend
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -104,7 +106,7 @@ class Emulator:
             self._regions(tensors),
             self.seed,
             self.reciprocal_off,
-            count_lines=self.after is not None,
+            detailed=self.after is not None,
         ).run()
         self.seed += 1
         if self.after is not None:
@@ -120,7 +122,8 @@ class Emulator:
         values: dict[str, Any] = {}
         for number, (parameter, (name, value)) in enumerate(zip(function.params, arguments.items(), strict=True)):
             special = not parameter.do_not_specialize
-            if parameter.is_constexpr or value is None or (special and type(value) is int and value == 1):
+            one = special and type(value) is int and value == 1 and not parameter.annotation_type
+            if parameter.is_constexpr or value is None or one:
                 signature[name], constants[name] = "constexpr", value
                 continue
             signature[name] = _type_of(name, value, parameter.annotation_type)
@@ -188,27 +191,30 @@ def install(arch: str) -> Emulator:
     return emulator
 
 
-@lru_cache(maxsize=1)
-def _without_linker() -> bool:
-    """Whether this Triton cannot make a code object itself: up to 3.4 it links with ROCm's ld.lld."""
-    return tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 5)
-
-
 def compile_kernel(source: ASTSource, arch: str, options: Mapping[str, Any]) -> tuple[str, int, int]:
-    """A kernel's assembly, bytes of LDS and warps. Raises BackendError where Triton cannot compile for `arch`."""
-    target = GPUTarget("hip", arch, WAVE)
-    hook = None
-    if _without_linker():
-        from triton.backends.amd.compiler import HIPBackend
-
-        hook = HIPBackend.make_hsaco
-        HIPBackend.make_hsaco = staticmethod(lambda *given: b"")
-    try:
-        kernel = triton.compile(source, target=target, options=dict(options))
-    finally:
-        if hook is not None:
-            HIPBackend.make_hsaco = staticmethod(hook)
+    """A kernel's assembly, bytes of LDS and warps. Needs no GPU, and no ROCm."""
+    with _without_linking():
+        kernel = triton.compile(source, target=GPUTarget("hip", arch, WAVE), options=dict(options))
     return kernel.asm["amdgcn"], int(kernel.metadata.shared), int(kernel.metadata.num_warps)
+
+
+@contextmanager
+def _without_linking() -> Iterator[None]:
+    """Have a Triton without a linker of its own, as up to 3.4, stop at the assembly, in a cache apart."""
+    try:
+        getattr(HIPBackend, "path_to_rocm_lld", str)()
+    except Exception:
+        link, find = HIPBackend.make_hsaco, HIPBackend.path_to_rocm_lld
+        HIPBackend.make_hsaco = staticmethod(lambda *given: b"")
+        HIPBackend.path_to_rocm_lld = staticmethod(lambda: sys.executable)  # asked for its version alone
+        try:
+            with triton.knobs.cache.scope():
+                triton.knobs.cache.dir = os.path.join(triton.knobs.cache.dir, "assembly")
+                yield
+        finally:
+            HIPBackend.make_hsaco, HIPBackend.path_to_rocm_lld = staticmethod(link), staticmethod(find)
+    else:
+        yield
 
 
 class _Made(TorchDispatchMode):  # type: ignore[misc]
@@ -235,7 +241,7 @@ def _type_of(name: str, value: Any, annotation: str | None) -> str:
     if annotation:
         return annotation
     if isinstance(value, bool):
-        return "i1"
+        return "u1"
     if isinstance(value, int):
         return "i32" if -(2**31) <= value < 2**31 else "i64" if value < 2**63 else "u64"
     if isinstance(value, float):

@@ -70,7 +70,7 @@ VECTOR: dict[str, Vector] = {
     "v_xad_u32": Vector("u", "uuu", "(a ^ b) + c"),
     "v_lshl_add_u64": Vector("q", "quq", "(a << (b & 7)) + c"),
     "v_bfe_u32": Vector("u", "uuu", "field(a, b & 31, c & 31)"),
-    "v_bfe_i32": Vector("i", "uuu", "field_signed(a, b & 31, c & 31)"),
+    "v_bfe_i32": Vector("i", "iuu", "field_signed(a, b & 31, c & 31)"),
     "v_bfi_b32": Vector("u", "uuu", "(a & b) | ((a ^ M) & c)"),
     "v_bfrev_b32": Vector("u", "u", "reversed_bits(a)"),
     "v_alignbit_b32": Vector("u", "uuu", "((U64(a) << U64(32)) | U64(b)) >> U64(c & 31)"),
@@ -179,10 +179,10 @@ def multiply_add(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
 
 
 def multiply_add_signed(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
-    """a * b + c of signed numbers, cut to 64 bits, and whether it was cut."""
+    """a * b + c of signed numbers, cut to 64 bits, and bit 64: whether the whole is negative."""
     product, c = U64(wide_signed(a, b)), U64(c)
     result = product + c
-    return result, ((product ^ result) & (c ^ result)) >> 63 != 0
+    return result, (((product ^ result) & (c ^ result)) ^ result) >> 63 != 0
 
 
 def field(a: Array, offset: Any, width: Any) -> Array:
@@ -191,9 +191,10 @@ def field(a: Array, offset: Any, width: Any) -> Array:
 
 
 def field_signed(a: Array, offset: Any, width: Any) -> Array:
-    """`width` bits from `offset` on, signed; 0 for no width."""
-    got, sign = I64(field(a, offset, width)), I64(1) << (I64(width) - 1).clip(0)
-    return ((got ^ sign) - sign) * (I64(width) > 0)  # type: ignore[no-any-return]
+    """`width` bits from `offset` on, signed, as are those that would lie above the number; 0 for no width."""
+    width = I64(width)
+    got, sign = (I64(a) >> I64(offset)) & ((I64(1) << width) - I64(1)), I64(1) << (width - 1).clip(0)
+    return ((got ^ sign) - sign) * (width > 0)  # type: ignore[no-any-return]
 
 
 def reversed_bits(a: Array) -> Array:
@@ -326,6 +327,8 @@ def swizzle(pattern: str) -> Array:
     """The lane that each lane reads by ds_swizzle. Raises KeyError for an unknown pattern."""
     if not pattern.startswith("swizzle("):
         code = int(pattern, 0)
+        if code >= 0x8100:
+            raise KeyError(pattern)
         if code & 0x8000:
             return (_LANE & ~3) + np.array([code >> 2 * k & 3 for k in range(4)])[_LANE & 3]  # type: ignore[no-any-return]
         keep, put, flip = code & 31, code >> 5 & 31, code >> 10 & 31
