@@ -1,4 +1,4 @@
-"""The emulator's memory checker: each thing that a launch must not do is found, and said where; what is legal passes."""
+"""The emulator's memory checker: what a launch must not do is found, and said where; what is legal passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ SEEDS = range(8)
 
 
 def launch(
-    lines: Iterable[str], array: np.ndarray, *others: Region, grid: int = 1, waves: int = 1, seed: int = 0, **options: int
+    lines: Iterable[str],
+    array: np.ndarray,
+    *others: Region,
+    grid: int = 1,
+    waves: int = 1,
+    seed: int = 0,
+    **options: int,
 ) -> None:
     """Run a kernel whose only argument is the address of an array's first element; s[4:5] gets it."""
     arguments = array.ctypes.data.to_bytes(8, "little").ljust(64, b"\0")
@@ -48,8 +54,9 @@ def test_a_read_past_the_end_names_instruction_source_lane_address_and_tensor() 
     text = [*address_of_lane(), ".loc\t1 87 12 ; kernel.py:87:12", "global_load_dword v2, v1, s[4:5]"]
     said = fault(text, data, region("seq_lens", data, writable=False))
     assert said == (
-        f"lane 60 of wave 0 in workgroup (0, 0, 0) reads 4 bytes at 0x{data.ctypes.data + 240:x}, 0 bytes past the end of"
-        " seq_lens at `global_load_dword v2, v1, s[4:5]` (instruction 3, line 6 of the assembly; kernel.py:87:12)"
+        f"lane 60 of wave 0 in workgroup (0, 0, 0) reads 4 bytes at 0x{data.ctypes.data + 240:x},"
+        " 0 bytes past the end of seq_lens at `global_load_dword v2, v1, s[4:5]`"
+        " (instruction 3, line 6 of the assembly; kernel.py:87:12)"
     )
 
 
@@ -62,10 +69,17 @@ def test_a_read_before_the_begin() -> None:
 
 @pytest.mark.parametrize(("size", "lane"), [("dword", 3), ("dwordx2", 2), ("dwordx4", 0)])
 def test_a_read_in_the_gap_between_rows(size: str, lane: int) -> None:
-    """Rows of 3 elements in every 16, also by one access that is wider than what is left of the row, or than the row."""
+    """Rows of 3 elements in every 16, also by an access wider than what is left of the row, or than the row."""
     data = np.arange(64, dtype=np.int32)
     rows = region("block_table", data, False, row=12, step=64)
-    said = fault([*address_of_lane(), f"global_load_{size} v{'2' if size == 'dword' else '[2:3]' if size == 'dwordx2' else '[2:5]'}, v1, s[4:5]"], data, rows)  # fmt: skip
+    said = fault(
+        [
+            *address_of_lane(),
+            f"global_load_{size} v{'2' if size == 'dword' else '[2:3]' if size == 'dwordx2' else '[2:5]'}, v1, s[4:5]",
+        ],
+        data,
+        rows,
+    )
     assert f"lane {lane} of" in said
     assert "into the gap after row 0 of block_table" in said
 
@@ -95,12 +109,17 @@ def test_a_read_of_lds_that_nobody_wrote() -> None:
     data = np.arange(64, dtype=np.int32)
     text = [*address_of_lane(), "v_cmp_ne_u32_e32 vcc, 9, v0", "s_and_saveexec_b64 s[6:7], vcc", "ds_write_b32 v1, v0"]
     text += ["s_mov_b64 exec, s[6:7]", "ds_read_b32 v2, v1"]
-    assert "lane 9 of wave 0 in workgroup (0, 0, 0) reads 4 bytes of LDS that nobody wrote, at LDS byte 36 at `ds_read_b32" in fault(text, data, lds=256)  # fmt: skip
+    assert (
+        "lane 9 of wave 0 in workgroup (0, 0, 0) reads 4 bytes of LDS that nobody wrote, at LDS byte 36 at `ds_read_b32"
+        in fault(text, data, lds=256)
+    )
 
 
 def test_an_access_outside_lds() -> None:
     data = np.arange(64, dtype=np.int32)
-    assert "writes 4 bytes outside the 252 bytes of LDS, at LDS byte 252" in fault([*address_of_lane(), "ds_write_b32 v1, v0"], data, lds=252)  # fmt: skip
+    assert "writes 4 bytes outside the 252 bytes of LDS, at LDS byte 252" in fault(
+        [*address_of_lane(), "ds_write_b32 v1, v0"], data, lds=252
+    )
 
 
 @pytest.mark.parametrize(("grid", "waves"), [(1, 2), (2, 1)])
@@ -108,7 +127,9 @@ def test_a_byte_that_two_waves_write(grid: int, waves: int) -> None:
     """Different values are found whatever the order; the same value passes."""
     store = "global_store_dword v1, v3, s[4:5]"
     differs = ["v_and_b32_e32 v2, 63, v0", "v_lshlrev_b32_e32 v1, 2, v2", "v_lshl_or_b32 v3, s2, 8, v0", store]
-    assert "to which another wave wrote another value, out[0]" in fault(differs, np.zeros(64, np.int32), grid=grid, waves=waves)
+    assert "to which another wave wrote another value, out[0]" in fault(
+        differs, np.zeros(64, np.int32), grid=grid, waves=waves
+    )
     out = np.zeros(64, np.int32)
     launch([*differs[:2], "v_mov_b32_e32 v3, v2", store], out, grid=grid, waves=waves)
     assert out.tolist() == list(range(64))
@@ -121,7 +142,11 @@ def test_two_lanes_that_write_other_values_to_a_byte() -> None:
 
 def exchange(barrier: bool, lds: bool) -> list[str]:
     """Each of two waves writes its half and reads the other's, then writes that to the second half of the output."""
-    write, read = ("ds_write_b32 v1, v0", "ds_read_b32 v3, v2") if lds else ("global_store_dword v1, v0, s[4:5]", "global_load_dword v3, v2, s[4:5]")  # fmt: skip
+    write, read = (
+        ("ds_write_b32 v1, v0", "ds_read_b32 v3, v2")
+        if lds
+        else ("global_store_dword v1, v0, s[4:5]", "global_load_dword v3, v2, s[4:5]")
+    )
     text = [*address_of_lane(), "v_xor_b32_e32 v2, 0x100, v1", write, *["s_barrier"] * barrier, read]
     return [*text, "v_add_u32_e32 v1, 0x200, v1", "global_store_dword v1, v3, s[4:5]"]
 
@@ -144,7 +169,10 @@ def test_a_read_of_lds_that_another_wave_writes_without_a_barrier() -> None:
     """Bytes that were written before a barrier and are written again after it, by one wave, while the other reads."""
     text = [*WAVE, *address_of_lane(), "ds_write_b32 v1, v0", "v_xor_b32_e32 v2, 0x100, v1", "s_barrier"]
     text += ["ds_read_b32 v3, v2", "v_add_u32_e32 v3, 7, v0", "ds_write_b32 v1, v3"]
-    assert re.search(r"of LDS which another wave (reads|writes), with no barrier between", fault(text, np.zeros(1, np.int32), waves=2, lds=512))  # fmt: skip
+    assert re.search(
+        r"of LDS which another wave (reads|writes), with no barrier between",
+        fault(text, np.zeros(1, np.int32), waves=2, lds=512),
+    )
 
 
 def test_what_all_read_before_a_barrier_one_may_read_and_write_after_it() -> None:
@@ -178,7 +206,13 @@ def test_results_do_not_change_with_the_seed() -> None:
 
 def test_arguments_in_sgprs_and_arguments_that_the_prologue_loads() -> None:
     """A kernel with two entries, of which the seed picks one, as hardware or its firmware does."""
-    prologue = ["s_load_dwordx2 s[2:3], s[0:1], 0x0", "s_load_dword s4, s[0:1], 0x8", "s_branch .LBB0_0", ".p2align\t8", ".LBB0_0:"]  # fmt: skip
+    prologue = [
+        "s_load_dwordx2 s[2:3], s[0:1], 0x0",
+        "s_load_dword s4, s[0:1], 0x8",
+        "s_branch .LBB0_0",
+        ".p2align\t8",
+        ".LBB0_0:",
+    ]
     body = ["v_mul_u32_u24_e32 v1, 4, v0", "v_add_u32_e32 v2, s4, v0", "v_add_u32_e32 v2, s5, v2"]
     sgprs = {"user_sgpr_kernarg_preload_length": 3, "user_sgpr_kernarg_preload_offset": 0, "user_sgpr_count": 5}
     code = kernel(*prologue, *body, "global_store_dword v1, v2, s[2:3]", **sgprs)
@@ -196,4 +230,9 @@ def test_arguments_in_sgprs_and_arguments_that_the_prologue_loads() -> None:
 def test_a_row_narrower_than_the_access_is_never_wholly_inside() -> None:
     data = np.arange(64, dtype=np.int32)
     with pytest.raises(AccessFault, match="into the gap after row 0 of table"):
-        execute(["global_load_dwordx2 v[2:3], v1, s[4:5]"], v={1: 0}, s={4: data.ctypes.data & 0xFFFFFFFF, 5: data.ctypes.data >> 32}, regions=[region("table", data, False, row=4, step=16)])  # fmt: skip
+        execute(
+            ["global_load_dwordx2 v[2:3], v1, s[4:5]"],
+            v={1: 0},
+            s={4: data.ctypes.data & 0xFFFFFFFF, 5: data.ctypes.data >> 32},
+            regions=[region("table", data, False, row=4, step=16)],
+        )

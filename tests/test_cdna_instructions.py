@@ -232,7 +232,9 @@ def test_scalar(name: str) -> None:
         for at, kind in enumerate(sources):
             number = 4 + 2 * at
             if kind not in "DE":
-                operands.append(hex(literal) if kind in "kK" else f"s[{number}:{number + 1}]" if kind in "qj" else f"s{number}")
+                operands.append(
+                    hex(literal) if kind in "kK" else f"s[{number}:{number + 1}]" if kind in "qj" else f"s{number}"
+                )
         if "E" in sources:
             operands = ["s8", hex(literal)]
         code = kernel(f"{name} {', '.join(operands)}")

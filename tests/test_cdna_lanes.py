@@ -80,7 +80,9 @@ def test_a_sum_over_lanes_as_the_compiler_writes_it() -> None:
     """Lane 63 has the sum of all."""
     steps = ["quad_perm:[1,0,3,2]", "quad_perm:[2,3,0,1]", "row_half_mirror", "row_mirror"]
     text = [f"v_add_u32_dpp v1, v1, v1 {step} row_mask:0xf bank_mask:0xf" for step in steps]
-    text += [f"v_add_u32_dpp v1, v1, v1 row_bcast:{n} row_mask:{m} bank_mask:0xf" for n, m in ((15, "0xa"), (31, "0xc"))]
+    text += [
+        f"v_add_u32_dpp v1, v1, v1 row_bcast:{n} row_mask:{m} bank_mask:0xf" for n, m in ((15, "0xa"), (31, "0xc"))
+    ]
     assert execute(text, v={1: B}).v[1][63] == sum(B) & M32
 
 
@@ -145,7 +147,9 @@ def test_cndmask(on: int) -> None:
     for mask, a, b in itertools.product(("vcc", "s[10:11]"), ("v1", "0", "s4"), ("v2", "-1", "s5")):
         text = f"v_cndmask_b32{'_e32' if mask == 'vcc' else '_e64'} v3, {a}, {b}, {mask}"
         number = VCC if mask == "vcc" else 10
-        wave = execute([text], v={1: A, 2: B, 3: C}, s={4: 44, 5: 55, number: M32 & 0xF0F1, number + 1: 0x80000001}, on=on)
+        wave = execute(
+            [text], v={1: A, 2: B, 3: C}, s={4: 44, 5: 55, number: M32 & 0xF0F1, number + 1: 0x80000001}, on=on
+        )
         for lane in range(64):
             x, y = {"v1": A[lane], "0": 0, "s4": 44}[a], {"v2": B[lane], "-1": M32, "s5": 55}[b]
             chosen = y if 0x80000001_0000F0F1 >> lane & 1 else x
@@ -156,7 +160,9 @@ def test_cndmask(on: int) -> None:
 @pytest.mark.parametrize("first", ["v1", "s4", "-1"])
 def test_bitop3(table: int, first: str) -> None:
     """Bit 4a + 2b + c of the table."""
-    wave = execute([f"v_bitop3_b32 v3, {first}, v2, v3 bitop3:{table:#x}"], v={1: A, 2: B, 3: C}, s={4: 0x1234}, on=PARTIAL)
+    wave = execute(
+        [f"v_bitop3_b32 v3, {first}, v2, v3 bitop3:{table:#x}"], v={1: A, 2: B, 3: C}, s={4: 0x1234}, on=PARTIAL
+    )
     for lane in range(64):
         x = {"v1": A[lane], "s4": 0x1234, "-1": M32}[first]
         bits = [4 * (x >> k & 1) + 2 * (B[lane] >> k & 1) + (C[lane] >> k & 1) for k in range(32)]
@@ -178,7 +184,9 @@ def test_packed_move(on: int) -> None:
     assert [int(wave.v[n][9]) for n in (2, 3, 4, 5)] == [7, 9, M32, 3]
 
 
-SELECTS = {f"BYTE_{n}": (8 * n, 8) for n in range(4)} | {f"WORD_{n}": (16 * n, 16) for n in range(2)} | {"DWORD": (0, 32)}
+SELECTS = (
+    {f"BYTE_{n}": (8 * n, 8) for n in range(4)} | {f"WORD_{n}": (16 * n, 16) for n in range(2)} | {"DWORD": (0, 32)}
+)
 
 
 @pytest.mark.parametrize("unused", ["UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"])
@@ -189,7 +197,9 @@ def test_sdwa_selects_parts_of_registers(unused: str, second: str, opcode: str) 
     rules = {"v_or_b32": lambda a, b: a | b, "v_add_u32": lambda a, b: a + b, "v_lshlrev_b32": lambda a, b: b << a % 32}
     for to, (one, two) in itertools.product(SELECTS, (("BYTE_0", "WORD_0"), ("WORD_1", "BYTE_3"), ("DWORD", "DWORD"))):
         modifiers = f"dst_sel:{to} dst_unused:{unused} src0_sel:{one} src1_sel:{two}"
-        wave = execute([f"{opcode}_sdwa v3, v1, {second} {modifiers}"], v={1: A, 2: B, 3: C}, s={4: 0x9ABC8DEF}, on=PARTIAL)
+        wave = execute(
+            [f"{opcode}_sdwa v3, v1, {second} {modifiers}"], v={1: A, 2: B, 3: C}, s={4: 0x9ABC8DEF}, on=PARTIAL
+        )
         for lane in range(64):
             start, width = SELECTS[one]
             a = A[lane] >> start & (1 << width) - 1
@@ -238,12 +248,25 @@ def test_carries_go_through_64_bits() -> None:
 
 
 def test_accumulator_registers_are_registers_of_their_own() -> None:
-    text = ["v_accvgpr_write_b32 a1, v1", "v_mov_b32_e32 v1, 0", "v_accvgpr_mov_b32 a2, a1", "v_accvgpr_read_b32 v2, a2"]
+    text = [
+        "v_accvgpr_write_b32 a1, v1",
+        "v_mov_b32_e32 v1, 0",
+        "v_accvgpr_mov_b32 a2, a1",
+        "v_accvgpr_read_b32 v2, a2",
+    ]
     wave = execute(text, v={1: A})
     assert (wave.v[1].tolist(), wave.v[2].tolist()) == ([0] * 64, A)
 
 
-BRANCHES = ("s_branch", "s_cbranch_scc0", "s_cbranch_scc1", "s_cbranch_vccz", "s_cbranch_vccnz", "s_cbranch_execz", "s_cbranch_execnz")  # fmt: skip
+BRANCHES = (
+    "s_branch",
+    "s_cbranch_scc0",
+    "s_cbranch_scc1",
+    "s_cbranch_vccz",
+    "s_cbranch_vccnz",
+    "s_cbranch_execz",
+    "s_cbranch_execnz",
+)
 
 
 @pytest.mark.parametrize("name", BRANCHES)

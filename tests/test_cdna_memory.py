@@ -1,4 +1,4 @@
-"""Memory of an emulated launch: loads, stores and atomics of every size, and that the checker finds what is wrong."""
+"""Memory of an emulated launch: loads, stores and atomics of every size, by every way of addressing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swa_decode_meta.fuzz.cdna.machine import Launch
-from swa_decode_meta.fuzz.cdna.regions import AccessFault, Region
-from tests.test_cdna_instructions import ALL, M32, PARTIAL, execute, kernel, lane_on, region, signed
+from tests.test_cdna_instructions import ALL, M32, PARTIAL, execute, lane_on, region, signed
 
 DRAW = random.Random(11)
 DATA = np.array([DRAW.getrandbits(8) for _ in range(4096)], np.uint8)
@@ -51,7 +49,9 @@ def test_global_loads(name: str, on: int) -> None:
     base = data.ctypes.data
     offsets = [32 + 16 * ((5 * lane) % 64) for lane in range(64)]
     for form, extra, first in itertools.product(("off", "s[4:5]"), (0, 8, -8), (2, 8)):
-        where, v = (registers(2, 8), pair([base + each for each in offsets], 2)) if form == "off" else ("v2", {2: offsets})
+        where, v = (
+            (registers(2, 8), pair([base + each for each in offsets], 2)) if form == "off" else ("v2", {2: offsets})
+        )
         text = f"global_load_{name} {registers(first, size)}, {where}, {form} offset:{extra}"
         v = {**WORDS, 3: [9] * 64, 4: [9] * 64, 5: [9] * 64, **v}
         wave = execute([text], v=v, s={4: base & M32, 5: base >> 32}, on=on, regions=[region("data", data)])
@@ -70,7 +70,9 @@ def test_global_stores(name: str, on: int) -> None:
         data = DATA.copy()
         base = data.ctypes.data
         offsets = [32 + 16 * ((5 * lane) % 64) for lane in range(64)]
-        where, v = (registers(2, 8), pair([base + each for each in offsets], 2)) if form == "off" else ("v2", {2: offsets})
+        where, v = (
+            (registers(2, 8), pair([base + each for each in offsets], 2)) if form == "off" else ("v2", {2: offsets})
+        )
         text = f"global_store_{name} {where}, {registers(8, size)}, {form} offset:{extra}"
         execute([text], v={**WORDS, **v}, s={4: base & M32, 5: base >> 32}, on=on, regions=[region("data", data)])
         expected = bytearray(DATA.tobytes())
@@ -89,7 +91,10 @@ def test_lds(name: str, on: int) -> None:
     write = name.replace("u", "b").replace("i", "b")
     offsets = [16 * ((7 * lane) % 64) for lane in range(64)]
     first = 1 if abs(size) == 4 else 20
-    text = [f"ds_write_{write} v1, {registers(8, size)} offset:32", f"ds_read_{name} {registers(first, size)}, v1 offset:32"]
+    text = [
+        f"ds_write_{write} v1, {registers(8, size)} offset:32",
+        f"ds_read_{name} {registers(first, size)}, v1 offset:32",
+    ]
     wave = execute(text, v={1: offsets, **{n: [5] * 64 for n in range(20, 24)}, **WORDS}, on=on, lds=2048)
     for lane in range(64):
         raw = b"".join(WORDS[8 + n][lane].to_bytes(4, "little") for n in range(4))[: abs(size)]
@@ -175,29 +180,39 @@ ATOMICS: dict[str, Callable[[int, int, int, int], int]] = {
 @pytest.mark.parametrize("name", ATOMICS)
 @pytest.mark.parametrize("size", [4, 8])
 @pytest.mark.parametrize("returns", ["", " sc0"])
-def test_atomics(name: str, size: int, returns: str) -> None:
-    """Lane after lane, several of them on one element; the old value comes back."""
+@pytest.mark.parametrize("kind", ["global", "buffer"])
+def test_atomics(name: str, size: int, returns: str, kind: str) -> None:
+    """Lane after lane, several of them on one element; the old value comes back, from a buffer where the data were.
+
+    Nothing changes past a buffer's records, here of 12 elements, from where 0 comes back.
+    """
     bits, count = 8 * size, size // 4
     mask = (1 << bits) - 1
     data = np.array([DRAW.getrandbits(bits) for _ in range(16)], f"u{size}")
-    memory, base = data.tolist(), data.ctypes.data
+    memory = data.tolist()
     v = {n: [DRAW.choice((0, 1, M32, DRAW.getrandbits(32))) for _ in range(64)] for n in range(4, 10)}
     wide = count * (2 if name == "cmpswap" else 1)
     if name == "cmpswap":  # half of them hit
         for n in range(count):
             v[4 + count + n] = [memory[lane % 16] >> 32 * n & M32 if lane % 2 else 5 for lane in range(64)]
     v[2] = [lane % 16 * size for lane in range(64)]
-    text = f"global_atomic_{name}{'_x2' * (size == 8)} {registers(20, size) + ', ' if returns else ''}v2, {registers(4, 4 * wide)}, s[4:5]{returns}"  # fmt: skip
+    opcode, given = f"{kind}_atomic_{name}{'_x2' * (size == 8)}", registers(4, 4 * wide)
+    first = 4 if kind == "buffer" else 20
+    text = f"{opcode} {registers(20, size) + ', ' if returns else ''}v2, {given}, s[4:5]{returns}"
+    if kind == "buffer":
+        text = f"{opcode} {given}, v2, s[4:7], 0 offen{returns}"
     before = {**v, 20: [1] * 64, 21: [1] * 64}
-    wave = execute([text], v=before, s={4: base & M32, 5: base >> 32}, on=PARTIAL, regions=[region("data", data)])
+    wave = execute([text], v=before, s=descriptor(data, 12 * size), on=PARTIAL, regions=[region("data", data)])
     for lane in range(64):
-        old = 1 | (1 << 32 if size == 8 else 0)
-        if lane_on(PARTIAL, lane):
+        old = sum(before[first + n][lane] << 32 * n for n in range(count))
+        if lane_on(PARTIAL, lane) and kind == "buffer" and lane % 16 >= 12:
+            old = 0 if returns else old
+        elif lane_on(PARTIAL, lane):
             a, b = (sum(v[4 + half * count + n][lane] << 32 * n for n in range(count)) for half in (0, 1))
             if returns:
                 old = memory[lane % 16]
             memory[lane % 16] = ATOMICS[name](memory[lane % 16], a, b, bits) & mask
-        assert sum(int(wave.v[20 + n][lane]) << 32 * n for n in range(count)) == old, lane
+        assert sum(int(wave.v[first + n][lane]) << 32 * n for n in range(count)) == old, lane
     assert data.tolist() == memory
 
 
@@ -209,5 +224,9 @@ def test_scalar_loads(count: int) -> None:
     to = "s20" if count == 1 else f"s[20:{19 + count}]"
     for place, at in (("0x10", 16), ("-0x10", -16), ("s6", 64), ("s6 offset:0x8", 72)):
         name = f"s_load_dword{f'x{count}' if count > 1 else ''}"
-        wave = execute([f"{name} {to}, s[4:5], {place}"], s={4: base + 64 & M32, 5: base + 64 >> 32, 6: 64}, regions=[region("data", data)])  # fmt: skip
+        wave = execute(
+            [f"{name} {to}, s[4:5], {place}"],
+            s={4: base + 64 & M32, 5: base + 64 >> 32, 6: 64},
+            regions=[region("data", data)],
+        )
         assert wave.s[20 : 20 + count] == data[(64 + at) // 4 :][:count].tolist(), place

@@ -145,7 +145,11 @@ def _run(emulator: Any, few: bool) -> Iterator[tuple[str, Any, Any]]:
         shift = (np.arange(len(a)) % bits).astype(dtype)
         out = torch.zeros(3 * len(a), dtype=tensor(a).dtype)
         bits_kernel[(-(-len(a) // 256),)](tensor(a), tensor(shift), out, len(a), 256)
-        yield f"shifts of {np.dtype(dtype)}", out, np.concatenate([a << shift, a >> shift, np.where(a > shift, a ^ shift, -a)])
+        yield (
+            f"shifts of {np.dtype(dtype)}",
+            out,
+            np.concatenate([a << shift, a >> shift, np.where(a > shift, a ^ shift, -a)]),
+        )
     for rows, columns, warps in ((1, 1, 1), (13, 50, 4), (16, 64, 2)):
         whole = draw.integers(-1000, 1000, (16, 70)).astype(np.int32)
         x = whole[:rows, :columns]

@@ -1,4 +1,4 @@
-"""Each vector instruction of the emulator does what AMD's ISA says, against rules of plain integers, a lane at a time."""
+"""Each vector instruction does what AMD's ISA says, against rules of plain integers, a lane at a time."""
 
 from __future__ import annotations
 
@@ -170,7 +170,9 @@ def columns(sources: Sequence[str], draw: random.Random, round_: int) -> list[li
     """The bits of 64 lanes for each source: pairs of edges first, then any."""
     values: list[list[int]] = []
     for at, kind in enumerate(sources):
-        edges: Sequence[int] = [as_bits(value) for value in FLOATS] if kind in "fd" else EDGES64 if kind in "qj" else EDGES
+        edges: Sequence[int] = (
+            [as_bits(value) for value in FLOATS] if kind in "fd" else EDGES64 if kind in "qj" else EDGES
+        )
         walk = [edges[(lane + 64 * round_) // len(edges) ** at % len(edges)] for lane in range(64)]
         if round_ % 2:
             bits = 64 if kind in "qj" else 32
@@ -229,7 +231,7 @@ def same(kind: str, got: int, expected: Any) -> bool:
 
 @pytest.mark.parametrize("name", sorted(VECTOR_RULES))
 def test_vector(name: str) -> None:
-    """All sources in VGPRs, SGPRs and constants; lanes that are off keep what they had; a destination may be a source."""
+    """From VGPRs, SGPRs and constants; lanes that are off keep what they had; a destination may be a source."""
     destination, sources, value = VECTOR_RULES[name]
     written = sources.rstrip("dl")
     draw = random.Random(name)
@@ -263,8 +265,12 @@ def test_compare(name: str, out: str) -> None:
     for form in forms(sources):
         for on in (ALL, PARTIAL):
             operands = Operands(sources, form, draw, on & 1)
-            wave = execute([f"{name} {out}, {', '.join(operands.text)}"], operands.v, {**operands.s, 20: M32, VCC: M32}, on)
-            expected = sum(lane_on(on, lane) and condition(*operands.of_lane(sources, lane)) and 1 << lane for lane in range(64))
+            wave = execute(
+                [f"{name} {out}, {', '.join(operands.text)}"], operands.v, {**operands.s, 20: M32, VCC: M32}, on
+            )
+            expected = sum(
+                lane_on(on, lane) and condition(*operands.of_lane(sources, lane)) and 1 << lane for lane in range(64)
+            )
             assert wave.s[number] | wave.s[number + 1] << 32 == expected, form
 
 
@@ -295,7 +301,12 @@ def test_multiply_add(name: str, sources: str) -> None:
     draw = random.Random(name)
     for form, on in itertools.product(forms(sources), (ALL, PARTIAL)):
         operands = Operands(sources, form, draw, on & 1)
-        wave = execute([f"{name} v[20:21], s[20:21], {', '.join(operands.text)}"], {**operands.v, 20: [5] * 64, 21: [0] * 64}, operands.s, on)  # fmt: skip
+        wave = execute(
+            [f"{name} v[20:21], s[20:21], {', '.join(operands.text)}"],
+            {**operands.v, 20: [5] * 64, 21: [0] * 64},
+            operands.s,
+            on,
+        )
         out = 0
         for lane in range(64):
             a, b, c = operands.of_lane(sources, lane)
@@ -319,6 +330,9 @@ def test_reciprocal_is_within_one_unit_in_the_last_place(name: str, off: int | N
         assert abs(got - exact) <= abs(Fraction(as_float(nearest + 1)) - Fraction(as_float(nearest)))
         seen.add(int(wave.v[2][lane]) - nearest)
     assert seen - {0} == ({-1, 1} if off is None else {off} - {0})
+    powers = [2.0**n for n in range(-32, 32)]
+    wave = execute([f"{name}_e32 v2, v1"], v={1: [as_bits(value) for value in powers]}, reciprocal_off=off)
+    assert [as_float(int(each)) for each in wave.v[2]] == [1 / value for value in powers]
 
 
 def test_fused_multiply_add_rounds_once() -> None:
@@ -331,7 +345,9 @@ def test_fused_multiply_add_rounds_once() -> None:
             a, b = (single(1 + draw.getrandbits(23) / 2**23) for _ in range(2))
             tie = Fraction(a) * Fraction(b)
             c = -single(tie) if lane % 2 else single(Fraction(draw.choice((1, -1))) * 2 ** draw.randrange(-60, 60))
-            rows.append((a, b, c) if lane % 3 else (single(1 + 2**-12), single(1 + 2**-12), single((1 + lane / 64) * 2.0**-60)))
+            rows.append(
+                (a, b, c) if lane % 3 else (single(1 + 2**-12), single(1 + 2**-12), single((1 + lane / 64) * 2.0**-60))
+            )
         v = {1 + at: [as_bits(row[at]) for row in rows] for at in range(3)}
         got = execute(code, v=v).v[4].view(np.float32)
         for lane, (a, b, c) in enumerate(rows):

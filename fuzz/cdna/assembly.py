@@ -80,7 +80,7 @@ def read(assembly: str) -> Kernel:
         if not inside:
             inside = code == f"{name}:"
             continue
-        if code.startswith(".Lfunc_end") or code.startswith(".section"):
+        if code.startswith((".Lfunc_end", ".section")):
             break
         if code.endswith(":"):
             labels[code[:-1]] = len(instructions)
@@ -88,7 +88,7 @@ def read(assembly: str) -> Kernel:
             place = comment.strip()
             if not re.match(r"\S*:0:", place):  # line 0: nothing in the source stands for it
                 source = place or source
-        elif code.startswith(".p2align\t8") or code.startswith(".p2align 8"):
+        elif code.startswith((".p2align\t8", ".p2align 8")):
             preloaded = len(instructions)
         elif code and not code.startswith("."):
             instructions.append(_instruction(code, len(instructions), number, source))

@@ -86,14 +86,17 @@ class Wave:
         return pair.view(np.int64 if signed else np.uint64)[:, 0]
 
     def reciprocal(self, value: Any) -> Array:
-        """1 / value as hardware may give it: any number that is not more than one unit in the last place off."""
+        """1 / value as hardware may give it: any number that is not more than one unit in the last place off.
+
+        Powers of two have it exactly, as on hardware: the compiler's division by 2^24 + 1 would be wrong otherwise.
+        """
         exact = 1.0 / np.broadcast_to(np.asarray(value, np.float32), LANES).astype(np.float64)
         nearest = exact.astype(np.float32)
         off = self.launch.reciprocal_off
         if off is None:
             off = self.launch.random.integers(-1, 2, LANES)
         near = (nearest.view(np.int32) + np.asarray(off, np.int32)).view(np.float32)
-        allowed = np.isfinite(nearest) & (nearest != 0) & (np.abs(near - exact) <= np.spacing(np.abs(nearest)))
+        allowed = np.isfinite(nearest) & (nearest != exact) & (np.abs(near - exact) <= np.spacing(np.abs(nearest)))
         return np.where(allowed, near, nearest)
 
     def permute(self, destination: int, data: Any, source: Array) -> None:
@@ -111,7 +114,7 @@ class Wave:
     def scalar_load(self, address: int, count: int) -> list[int]:
         """32-bit words, from an address of which the low two bits are ignored."""
         own = (address - self.launch.kernarg_address) >> 2
-        if 0 <= own and own + count <= len(self.launch.kernarg_words):
+        if own >= 0 and own + count <= len(self.launch.kernarg_words):
             self.launch.touched["scalar"] += 4 * count
             return self.launch.kernarg_words[own : own + count]
         where = np.array([address & 0xFFFFFFFFFFFFFFFC], np.uint64)
@@ -136,7 +139,17 @@ class Wave:
         self.launch.touch(on, size, "written")
         self.launch.regions.store(on, self._get(data, size), self.who)
 
-    def buffer_load(self, destination: int, base: int, offsets: Array, records: int, stride: int, size: int, signed: bool, coherent: bool) -> None:  # fmt: skip
+    def buffer_load(
+        self,
+        destination: int,
+        base: int,
+        offsets: Array,
+        records: int,
+        stride: int,
+        size: int,
+        signed: bool,
+        coherent: bool,
+    ) -> None:
         """Read from a raw buffer, word by word; 0 for what lies past its records."""
         assert not stride & 0x3FFF, "a buffer with a stride"
         for part in range(max(1, size // 4)):
@@ -166,10 +179,34 @@ class Wave:
                 self.launch.regions.store(on, self._get(data + part, width), self.who)
             self.m = before
 
+    def buffer_atomic(
+        self,
+        operation: str,
+        destination: int,
+        base: int,
+        offsets: Array,
+        records: int,
+        stride: int,
+        data: int,
+        size: int,
+    ) -> None:
+        """Change a raw buffer; nothing past its records, from where 0 comes back."""
+        assert not stride & 0x3FFF, "a buffer with a stride"
+        inside = offsets + np.uint64(size) <= np.uint64(max(0, records))
+        before = np.broadcast_to(self.m, LANES)
+        self.m = before & inside
+        if self.m.any():
+            self.atomic(operation, destination, offsets + np.uint64(base & 0xFFFFFFFFFFFFFFFF), data, size)
+        for part in range(size // 4 if destination >= 0 else 0):
+            np.copyto(self.v[destination + part], 0, where=before & ~inside)
+        self.set_exec(self.exec)
+
     def atomic(self, operation: str, destination: int, addresses: Any, data: int, size: int) -> None:
         """Read, change and write back, lane by lane."""
         kind = np.dtype(f"u{size}")
-        for index, (lane, address) in enumerate(zip(np.flatnonzero(np.broadcast_to(self.m, LANES)), self._on(addresses) if self.exec else (), strict=True)):  # fmt: skip
+        signed = np.dtype(f"i{size}")
+        on, where = np.flatnonzero(np.broadcast_to(self.m, LANES)), self._on(addresses) if self.exec else ()
+        for index, (lane, address) in enumerate(zip(on, where, strict=True)):
             try:
                 there = self.launch.regions.atomic(int(address), size, self.who).view(kind)
             except Lane as wrong:
@@ -178,7 +215,6 @@ class Wave:
             words = self.registers[lane, data : data + (2 if operation == "cmpswap" else 1) * size // 4].copy()
             given = words.view(kind)
             before = there[0]
-            signed = np.dtype(f"i{size}")
             there[0] = {
                 "swap": lambda old, new: new[0],
                 "add": lambda old, new: (np.array([old]) + new[:1])[0],
@@ -305,6 +341,11 @@ class Launch:
         self.touched = {"read": 0, "written": 0, "scalar": 0}
         self.detailed, self._lines, self._chain = detailed, set[int](), 0
         self._kernarg = np.frombuffer(bytearray(arguments), np.uint8)
+        for argument in code.kernel.arguments:
+            value = self._hidden(argument.kind)
+            if value is not None:
+                end = argument.offset + argument.size
+                self._kernarg[argument.offset : end] = list(value.to_bytes(argument.size, "little"))
         place = Region(
             "kernel arguments", self._kernarg.ctypes.data, len(arguments), 4, writable=False, keep=self._kernarg
         )
@@ -312,6 +353,15 @@ class Launch:
         self.kernarg_address: int = self._kernarg.ctypes.data
         self.kernarg_words: list[int] = self._kernarg[: len(arguments) // 4 * 4].view(np.uint32).tolist()
         self._preload = bool(self.random.integers(2))
+
+    def _hidden(self, kind: str) -> int | None:
+        """What the runtime puts in an argument that only the ABI knows; None for a kernel's own, and for pointers."""
+        name, _, axis = kind.rpartition("_")
+        if name == "hidden_block_count":
+            return self.grid["xyz".index(axis)]
+        if name == "hidden_group_size":
+            return self.num_warps * LANES if axis == "x" else 1
+        return 3 if kind == "hidden_grid_dims" else None
 
     def run(self) -> Cost:
         """Run it to its end. Raises AccessFault."""

@@ -1,4 +1,4 @@
-"""What scalar instructions do: integers of Python over a wave's SGPRs. Source: AMD's "MI300" ISA reference, chapter 5."""
+"""What scalar instructions do: integers of Python over SGPRs. Source: AMD's "MI300" ISA reference, chapter 5."""
 
 from __future__ import annotations
 

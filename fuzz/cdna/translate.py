@@ -425,17 +425,20 @@ class _Translator:
             raise _Unknown("a pair of registers that starts at an odd number")
         letter = {"u": "v"}.get(rule.destination, rule.destination)
         target = f"{letter}[{number}]"
-        scalar = [not re.match(r"(v|i|q|j|f|w\.odd_pair|x|full|sdwa_source)\b", source.lstrip("(-")) for source in sources]
+        column = re.compile(r"(v|i|q|j|f|w\.odd_pair|x|full|sdwa_source)\b")
+        scalar = [not column.match(source.lstrip("(-")) for source in sources]
         typed = {"u": "full", "i": "full_signed", "q": "U64", "j": "I64"}
         for index, kind in enumerate(rule.sources):
             # NumPy takes an integer of Python as it takes a column's, but neither alone nor where it is shifted.
             shifted = kind in "qj" and index < 2 and not rule.value.isidentifier()
             if kind != "f" and scalar[index] and (shifted or (index == 0 and all(scalar))):
                 sources[index] = f"{typed[kind]}({sources[index]})"
-            elif kind in "ui" and scalar[index] and not rule.value.isidentifier():
+            elif (
                 # Two such integers would go beyond 32 bits between them; the 24-bit forms cut what NumPy has cut first.
-                if "low24" in rule.value or (index == scalar.index(True) and sum(scalar) > 1):
-                    sources[index] = f"{'U32' if kind == 'u' else 'I32'}({sources[index]})"
+                (kind in "ui" and scalar[index] and not rule.value.isidentifier())
+                and ("low24" in rule.value or (index == scalar.index(True) and sum(scalar) > 1))
+            ):
+                sources[index] = f"{'U32' if kind == 'u' else 'I32'}({sources[index]})"
         if clamp:
             if at.opcode not in ("v_add_u32", "v_sub_u32"):
                 raise _Unknown("clamp is not known here")
@@ -601,13 +604,17 @@ class _Translator:
                 return [f"w.buffer_store({base}, {limit}, {data}, {size})"]
             data = self._number(at.operands[1], "v", max(1, size // 4))
             return [f"w.store({self._address(at, [at.operands[0], *at.operands[2:]])}, {data}, {size})"]
-        if action == "atomic" and kind == "global":
+        if action == "atomic":
             operation, _, width = what.partition("_")
             if operation not in _ATOMICS or width not in ("", "x2"):
                 raise _Unknown("not known")
             size = 8 if width else 4
             operands = list(at.operands)
             returns = bool({"sc0", "glc"} & at.modifiers.keys())
+            if kind == "buffer":  # what was there comes back where the data are
+                first = self._number(operands[0], "v", (2 if operation == "cmpswap" else 1) * size // 4)
+                base, limit = self._buffer(at, operands[1:])
+                return [f"w.buffer_atomic({operation!r}, {first if returns else -1}, {base}, {limit}, {first}, {size})"]
             destination = self._number(operands.pop(0), "v", size // 4) if returns else -1
             address, data, *base = operands
             count = (2 if operation == "cmpswap" else 1) * size // 4

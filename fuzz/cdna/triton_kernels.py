@@ -173,11 +173,16 @@ class Emulator:
         return [*named, *mine, *made]
 
 
+installed: Emulator | None = None
+"""What `install` made last, for a target that wants more of it than to run kernels."""
+
+
 def install(arch: str) -> Emulator:
     """Have an emulator run every Triton kernel from now on. Comes before the kernels' modules are imported.
 
     Raises ArgumentError for an unknown architecture, BackendError where kernels are interpreted.
     """
+    global installed
     emulator = Emulator(arch)
     if triton.knobs.runtime.interpret:
         raise BackendError("TRITON_INTERPRET is set, under which Triton compiles nothing that could be emulated")
@@ -188,6 +193,7 @@ def install(arch: str) -> Emulator:
 
     JITFunction.run = run
     JITFunction.emulated = arch
+    installed = emulator
     return emulator
 
 
