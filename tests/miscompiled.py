@@ -90,9 +90,7 @@ FAULTS = {
     "start_for_end_of_request": Edit(r"(global_load_dword .*) offset:4", r"\1"),
     "page_of_another_line": Edit(r"(global_load_dword .*) offset:8", r"\1 offset:72", always=False),
     # Exec.
-    "lanes_stay_off": Edit(
-        rf"((?:global_store_byte .*){_GAP})s_or_b64 exec, exec, {_SS}", r"\1s_nop 0", always=False
-    ),
+    "lanes_stay_off": Edit(rf"((?:global_store_byte .*){_GAP})s_or_b64 exec, exec, {_SS}", r"\1s_nop 0", always=False),
     "lanes_stay_off_after_the_scan": Edit(
         rf"((?:ds_write_b32 .*){_GAP})s_or_b64 exec, exec, {_SS}", r"\1s_nop 0", always=False
     ),

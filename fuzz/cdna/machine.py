@@ -33,7 +33,8 @@ class Wave:
         self.v, self.i, self.f, self.q, self.j = (getattr(self.file, name) for name in "vifqj")
         self.s: list[int] = launch.garbage[:128].tolist()
         self.s[SCC] = 0
-        self.exec, self.m = _ALL, True
+        self.exec = _ALL
+        self.m: Any = True
         self.v[0][:] = np.arange(LANES) + LANES * number
         self.block: int | None = launch.enter(self.s, group.index)
         self.trace: list[int] | None = [] if launch.detailed else None
@@ -78,7 +79,8 @@ class Wave:
 
     def on_lanes(self, source: Array) -> Array:
         """Whether the lanes with these numbers are on."""
-        return np.ones(LANES, bool) if self.m is True else self.m[source]
+        on: Array = np.ones(LANES, bool) if self.m is True else self.m[source]
+        return on
 
     def odd_pair(self, number: int, signed: bool) -> Array:
         """A pair of VGPRs that starts at an odd number."""
@@ -92,7 +94,7 @@ class Wave:
         """
         exact = 1.0 / np.broadcast_to(np.asarray(value, np.float32), LANES).astype(np.float64)
         nearest = exact.astype(np.float32)
-        off = self.launch.reciprocal_off
+        off: Any = self.launch.reciprocal_off
         if off is None:
             off = self.launch.random.integers(-1, 2, LANES)
         near = (nearest.view(np.int32) + np.asarray(off, np.int32)).view(np.float32)
@@ -299,8 +301,8 @@ class Cost:
     """What a launch did. instructions: by class, of all waves. waves, barriers: how many, barriers by workgroup.
 
     bytes: by "read", "written", "scalar" and "LDS", as the instructions ask for them. lines: of 128 bytes of global
-    memory touched, each counted once. chain: as `cost.longest_chain` has it, the most of all waves. Lines and chain are 0
-    where they were not asked for.
+    memory touched, each counted once. chain: as `cost.longest_chain` has it, the most of all waves. Lines and chain
+    are 0 where they were not asked for.
     """
 
     instructions: dict[str, int]

@@ -55,7 +55,8 @@ class Region:
 
     def __post_init__(self) -> None:
         if self.size:
-            self.bytes = np.frombuffer((ctypes.c_uint8 * self.size).from_address(self.begin), np.uint8)
+            memory: Any = (ctypes.c_uint8 * self.size).from_address(self.begin)
+            self.bytes = np.frombuffer(memory, np.uint8)
         else:
             self.bytes = np.empty(0, np.uint8)
         self.words = self.bytes.view(np.uint32) if self.size % 4 == 0 and self.begin % 4 == 0 else None
@@ -106,7 +107,8 @@ class Shadow:
     def _unordered(self, wave: Array, group: Array, epoch: Array, who: Who) -> Array:
         """Which of the last accesses were another wave's, with no barrier since."""
         other = (wave != _NONE) & (wave != who.wave)
-        return other & ((group != who.group) | (epoch == who.epoch))
+        bad: Array = other & ((group != who.group) | (epoch == who.epoch))
+        return bad
 
     def read(self, units: Array, who: Who, coherent: bool) -> Array:
         """Note reads. Returns which are of what another wave wrote, unordered."""
@@ -169,7 +171,7 @@ class Regions:
                 result[where] = region.bytes[offsets.astype(np.intp)[:, None] + np.arange(size)]
             if region.writable:
                 shadow = self._shadow(region)
-                bad = shadow.read(shadow.units(offsets, size), who, coherent).any(axis=1)
+                bad = np.any(shadow.read(shadow.units(offsets, size), who, coherent), axis=1)
                 if bad.any():
                     self._fail(
                         addresses, where, bad, "reads {} bytes which another wave writes, unordered", region, size
@@ -268,7 +270,7 @@ class Regions:
         best = min(self.all, key=lambda each: max(each.begin - last, address - each.end))
         return best.place(address)
 
-    def _fail(self, addresses: Array, where: Any, bad: Array, words: str, region: Region, size: int) -> None:
+    def _fail(self, addresses: Array, where: Any, bad: Any, words: str, region: Region, size: int) -> None:
         lane = int(np.arange(len(addresses))[where][np.flatnonzero(bad)[0]])
         address = int(addresses[lane])
         raise Lane(lane, address, f"{words.format(size)}, {region.place(address)}")
@@ -295,7 +297,7 @@ class LocalMemory:
         never = (self.shadow.written[index] == _NONE).any(axis=1)
         if never.any():
             self._fail(addresses, never, f"reads {size} bytes of LDS that nobody wrote")
-        bad = self.shadow.read(index, who, coherent=False).any(axis=1)
+        bad = np.any(self.shadow.read(index, who, coherent=False), axis=1)
         if bad.any():
             self._fail(addresses, bad, f"reads {size} bytes of LDS which another wave writes, with no barrier between")
         result: Array = self.bytes[index]
@@ -323,6 +325,6 @@ class LocalMemory:
             self._fail(addresses, outside, f"{what} {size} bytes outside the {len(self.bytes)} bytes of LDS")
         return index
 
-    def _fail(self, addresses: Array, bad: Array, words: str) -> None:
+    def _fail(self, addresses: Array, bad: Any, words: str) -> None:
         lane = int(np.flatnonzero(bad)[0])
         raise Lane(lane, int(addresses[lane]), f"{words}, at LDS byte {int(addresses[lane])}")

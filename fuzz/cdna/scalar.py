@@ -96,7 +96,7 @@ for _name, _value in _COMPARE.items():
         SCALAR[f"s_cmpk_{_name}_{_type}"] = Scalar("", 2 * _letter, "0", _value)
 
 READS_DESTINATION = {"s_addk_i32", "s_mulk_i32", "s_cmov_b32", "s_bitset0_b32", "s_bitset1_b32"}
-"""Whose destination is a source too: the first for s_addk and s_mulk, for the others the last."""
+"""Whose destination is a source too: the last for s_bitset0 and s_bitset1, for the others the first."""
 
 SAVE_EXEC = {
     "s_and_saveexec_b64": "a & e",

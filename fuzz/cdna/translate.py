@@ -311,19 +311,16 @@ class _Translator:
         destination = operands.pop(0) if rule.destination else ""
         if at.opcode in READS_DESTINATION:
             operands.insert(0 if at.opcode in ("s_addk_i32", "s_mulk_i32", "s_cmov_b32") else 1, destination)
-            if at.opcode == "s_cmov_b32":
-                operands.reverse()
-                operands = [destination, operands[0] if operands[0] != destination else operands[1]]
         if len(operands) != len(rule.sources):
             raise _Unknown(f"{len(operands)} sources, not {len(rule.sources)}")
         lines = []
         if at.opcode.startswith(("s_movk", "s_cmpk", "s_addk", "s_mulk")):
             # 16 bits, widened by their sign, or for unsigned comparisons without one.
-            value = int(operands[-1], 0) & 0xFFFF
+            given = int(operands[-1], 0) & 0xFFFF
             signed = not at.opcode.endswith("_u32")
-            operands[-1] = str((value ^ 0x8000) - 0x8000 if signed else value)
-        values = [self._scalar_value(operand, kind) for operand, kind in zip(operands, rule.sources, strict=True)]
-        lines.append("; ".join(f"{name} = {value}" for name, value in zip("abc", values, strict=False)))
+            operands[-1] = str((given ^ 0x8000) - 0x8000 if signed else given)
+        sources = [self._scalar_value(operand, kind) for operand, kind in zip(operands, rule.sources, strict=True)]
+        lines.append("; ".join(f"{name} = {source}" for name, source in zip("abc", sources, strict=False)))
         if "scc" in rule.value or "scc" in rule.scc:
             lines.append("scc = s[SCC]")
         value = rule.value.replace("field(", "scalar_field(")
@@ -383,8 +380,8 @@ class _Translator:
             return [f"copyto(v[{self._number(at.operands[0], 'v')}], {' | '.join(terms) or '0'}, where=m)"]
         if name in ("v_permlane16_swap_b32", "v_permlane32_swap_b32"):
             self._only(at, set())
-            a, b = (self._number(each, "v") for each in at.operands)
-            return [f"w.swap_lanes({a}, {b}, {16 if '16' in name else 32})"]
+            first, second = (self._number(each, "v") for each in at.operands)
+            return [f"w.swap_lanes({first}, {second}, {16 if '16' in name else 32})"]
         raise _Unknown("not known")
 
     def _column(self, operand: str) -> str:
@@ -496,7 +493,8 @@ class _Translator:
 
     def _carry(self, at: Instruction) -> list[str]:
         destination, out, a, b, *carry = at.operands
-        modifiers, lines, mask = dict(at.modifiers), [], "m"
+        lines: list[str] = []
+        modifiers, mask = dict(at.modifiers), "m"
         first = self._source(a, "u")
         if at.encoding == "_dpp":
             first, mask = self._dpp(at, a, "u", modifiers, lines)
@@ -572,10 +570,10 @@ class _Translator:
                 f"w.local_load({first + n * registers}, {address} + {offset}, {size}, {signed})"
                 for n, offset in enumerate(offsets)
             ][:: -1 if self._in_way(at, first, registers) else 1]
-        address, *data = at.operands
+        address, *values = at.operands
         return [
             f"w.local_store({self._column(address)} + {offset}, {self._number(one, 'v', registers)}, {size})"
-            for one, offset in zip(data, offsets, strict=True)
+            for one, offset in zip(values, offsets, strict=True)
         ]
 
     def _in_way(self, at: Instruction, first: int, registers: int) -> bool:
@@ -613,13 +611,14 @@ class _Translator:
             returns = bool({"sc0", "glc"} & at.modifiers.keys())
             if kind == "buffer":  # what was there comes back where the data are
                 first = self._number(operands[0], "v", (2 if operation == "cmpswap" else 1) * size // 4)
-                base, limit = self._buffer(at, operands[1:])
-                return [f"w.buffer_atomic({operation!r}, {first if returns else -1}, {base}, {limit}, {first}, {size})"]
+                there, limit = self._buffer(at, operands[1:])
+                put = first if returns else -1
+                return [f"w.buffer_atomic({operation!r}, {put}, {there}, {limit}, {first}, {size})"]
             destination = self._number(operands.pop(0), "v", size // 4) if returns else -1
-            address, data, *base = operands
+            into, given, *rest = operands
             count = (2 if operation == "cmpswap" else 1) * size // 4
-            first = self._number(data, "v", count)
-            return [f"w.atomic({operation!r}, {destination}, {self._address(at, [address, *base])}, {first}, {size})"]
+            where, source = self._address(at, [into, *rest]), self._number(given, "v", count)
+            return [f"w.atomic({operation!r}, {destination}, {where}, {source}, {size})"]
         raise _Unknown("not known")
 
     def _address(self, at: Instruction, operands: Sequence[str]) -> str:

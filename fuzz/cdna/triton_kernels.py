@@ -39,6 +39,8 @@ _DTYPES = {
     torch.int16: "*i16",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.uint32: "*u32",
+    torch.uint64: "*u64",
     torch.float32: "*fp32",
 }
 _PACK = {"i1": "<?", "u1": "<?", "i8": "<b", "i16": "<h", "i32": "<i", "i64": "<q", "u64": "<Q", "fp32": "<f"}
@@ -167,7 +169,7 @@ class Emulator:
         named = [_region(name, tensor, writable) for name, tensor, writable in self._named]
         mine = [_region(name, tensor, True) for name, tensor in tensors.items()]
         made = [
-            Region("a tensor made during the launch", storage.data_ptr(), storage.nbytes(), 8, keep=storage)
+            Region("a tensor made during the launch", storage.data_ptr(), storage.nbytes(), keep=storage)
             for storage in self._made.values()
         ]
         return [*named, *mine, *made]

@@ -168,7 +168,7 @@ def wide_difference(a: Array, b: Array) -> Array:
 
 def low24(a: Array) -> Array:
     """The low 24 bits, signed."""
-    return (a << 8) >> 8  # type: ignore[no-any-return]
+    return (a << 8) >> 8
 
 
 def multiply_add(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
@@ -243,12 +243,12 @@ def fused(a: Any, b: Any, c: Any) -> Array:
 
 def to_unsigned(a: Array) -> Array:
     """Towards 0, held within the range; 0 for what is no number."""
-    return np.nan_to_num(np.asarray(a, np.float64), nan=0.0).clip(0, 2**32 - 1).astype(np.uint32)  # type: ignore[no-any-return]
+    return np.nan_to_num(np.asarray(a, np.float64), nan=0.0).clip(0, 2**32 - 1).astype(np.uint32)
 
 
 def to_signed(a: Array) -> Array:
     """Towards 0, held within the range; 0 for what is no number."""
-    return np.nan_to_num(np.asarray(a, np.float64), nan=0.0).clip(-(2**31), 2**31 - 1).astype(np.int32)  # type: ignore[no-any-return]
+    return np.nan_to_num(np.asarray(a, np.float64), nan=0.0).clip(-(2**31), 2**31 - 1).astype(np.int32)
 
 
 BELOW_LOW = np.array([(1 << min(lane, 32)) - 1 for lane in range(LANES)], np.uint32)
@@ -320,7 +320,7 @@ DPP_CONTROLS = (
 
 def dpp_writes(row_mask: int, bank_mask: int) -> Array:
     """The lanes that a DPP instruction may write: a bit a row of 16 lanes, a bit a bank of 4 within each row."""
-    return ((row_mask >> (_LANE >> 4)) & (bank_mask >> (_LANE >> 2 & 3)) & 1).astype(bool)  # type: ignore[no-any-return]
+    return ((row_mask >> (_LANE >> 4)) & (bank_mask >> (_LANE >> 2 & 3)) & 1).astype(bool)
 
 
 def swizzle(pattern: str) -> Array:
@@ -332,7 +332,7 @@ def swizzle(pattern: str) -> Array:
         if code & 0x8000:
             return (_LANE & ~3) + np.array([code >> 2 * k & 3 for k in range(4)])[_LANE & 3]  # type: ignore[no-any-return]
         keep, put, flip = code & 31, code >> 5 & 31, code >> 10 & 31
-        return (_LANE & 32) + (((_LANE & 31 & keep) | put) ^ flip)  # type: ignore[no-any-return]
+        return (_LANE & 32) + (((_LANE & 31 & keep) | put) ^ flip)
     name, *values = [word.strip() for word in pattern[len("swizzle(") :].rstrip(")").split(",")]
     if name == "SWAP":
         return _LANE ^ int(values[0])
@@ -371,8 +371,10 @@ def sdwa_result(value: Array, before: Array, select: str, unused: str) -> Array:
     shift, ones_ = int(index) * width, (1 << width) - 1
     put = (value & ones_) << shift
     if unused == "UNUSED_PRESERVE":
-        return (before & ~np.uint32(ones_ << shift)) | put
+        result: Array = (before & ~np.uint32(ones_ << shift)) | put
+        return result
     if unused == "UNUSED_SEXT":
         negative = (value >> (width - 1)) & 1
-        return put | negative * np.uint32((0xFFFFFFFF << (shift + width)) & 0xFFFFFFFF)
+        sign: Array = negative * np.uint32((0xFFFFFFFF << (shift + width)) & 0xFFFFFFFF)
+        return put | sign
     return put
