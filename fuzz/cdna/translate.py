@@ -615,9 +615,9 @@ class _Translator:
                 put = first if returns else -1
                 return [f"w.buffer_atomic({operation!r}, {put}, {there}, {limit}, {first}, {size})"]
             destination = self._number(operands.pop(0), "v", size // 4) if returns else -1
-            into, given, *rest = operands
+            into, given, *others = operands
             count = (2 if operation == "cmpswap" else 1) * size // 4
-            where, source = self._address(at, [into, *rest]), self._number(given, "v", count)
+            where, source = self._address(at, [into, *others]), self._number(given, "v", count)
             return [f"w.atomic({operation!r}, {destination}, {where}, {source}, {size})"]
         raise _Unknown("not known")
 
