@@ -2,7 +2,7 @@
 
 Each is an edit of the assembly, made after compilation and before the emulator reads it; the kernel's source stays as
 it is. From the repository's root any of them is a target:
-`swa-decode-meta fuzz --target tests.miscompiled:indptr_one_too_far@gfx942`. `unseen` lists edits that are faults on
+`swa-decode-meta fuzz --target tests.miscompiled:indptr_one_too_far@gfx942`. UNSEEN lists edits that are faults on
 hardware and that the emulator cannot show.
 """
 
@@ -80,8 +80,12 @@ FAULTS = {
     "quad_not_permuted": Edit(r"(.*) quad_perm:\[1,0,3,2\] (.*)", r"\1 quad_perm:[0,1,2,3] \2", always=False),
     "row_shifted_by_two": Edit(r"(.*) row_shr:1 (.*)", r"\1 row_shr:2 \2", always=False),
     "last_row_left_out": Edit(r"(.*) row_bcast:31 row_mask:0xf (.*)", r"\1 row_bcast:31 row_mask:0x7 \2", always=False),
-    "own_lane_for_another": Edit(rf"ds_bpermute_b32 {_V}, {_V}, {_V}", r"v_mov_b32_e32 \1, \3", -1, always=False),
-    "lane_before_the_last": Edit(rf"v_readlane_b32 {_S}, {_V}, 63", r"v_readlane_b32 \1, \2, 62", always=False),
+    "own_lane_for_another": Edit(
+        rf"ds_bpermute_b32 {_V}, {_V}, {_V}(\n(?:s_.*\n)*v_cndmask_b32_e64 {_V}, \1, 0, .*)",
+        r"v_mov_b32_e32 \1, \3\4",
+        always=False,
+    ),
+    "lane_of_another_row": Edit(rf"v_readlane_b32 {_S}, {_V}, 63", r"v_readlane_b32 \1, \2, 31", always=False),
     "first_lane_of_the_neighbour": Edit(
         rf"(global_load_dword v(\d+), .*\n(?:s_waitcnt .*\n)?)v_readfirstlane_b32 {_S}, v\2", _other_half, always=False
     ),
@@ -90,7 +94,16 @@ FAULTS = {
     "start_for_end_of_request": Edit(r"(global_load_dword .*) offset:4", r"\1"),
     "page_of_another_line": Edit(r"(global_load_dword .*) offset:8", r"\1 offset:72", always=False),
     # Exec.
-    "lanes_stay_off": Edit(rf"((?:global_store_byte .*){_GAP})s_or_b64 exec, exec, {_SS}", r"\1s_nop 0", always=False),
+    "half_of_the_lanes_stay_off": Edit(
+        rf"((?:global_store_byte .*){_GAP})s_or_b64 exec, exec, s\[(\d+):\d+\]",
+        r"\1s_or_b32 exec_lo, exec_lo, s\2",
+        always=False,
+    ),
+    "lanes_stay_on": Edit(
+        rf"s_and_saveexec_b64 {_SS}, .*(\n(?:(?!s_and_savee|s_or_b64 exec).*\n)*global_store_dword {_VV}, .*, off.*)",
+        r"s_mov_b64 \1, exec\2",
+        -1,
+    ),
     "lanes_stay_off_after_the_scan": Edit(
         rf"((?:ds_write_b32 .*){_GAP})s_or_b64 exec, exec, {_SS}", r"\1s_nop 0", always=False
     ),

