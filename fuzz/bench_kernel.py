@@ -29,7 +29,7 @@ import triton
 
 from ..kernel import Group, launch, launch_step, prepare, prepare_step, unfused
 from ..kernel.arguments import INTERPRETED
-from ..kernel.binding import WAVE
+from ..kernel.binding import AMD, WAVE
 from ..kernel.shape import gpu_shapes
 from ..oracle import vectorised
 from ..spec import OUTPUTS, OWN, SHARED, TENSORS, ArgumentError, BackendError, Batch, check_scalar, printable
@@ -462,7 +462,7 @@ def _kernels(noncausal: bool) -> int:
         max_pages = (width + page - 2) // page + 1  # that a row can touch
         for most, shape in gpu_shapes(width, max_pages, wave=WAVE):
             rows = min(most, _CAPACITY)
-            constants = shape.constants(rows, width, max_pages, page, noncausal, pow2=True, step=False)
+            constants = shape.constants(rows, width, max_pages, page, noncausal, pow2=True, step=False, amd=AMD)
             kernels.add((*constants.items(), shape.num_warps))
             if most >= _CAPACITY:
                 break

@@ -109,7 +109,7 @@ def _variants() -> list[tuple[dict[str, int | bool], bool]]:
         least = 1
         for most, shape in gpu_shapes(width, pages, groups=8 if step else 1, wave=64):
             for rows in (least, most):  # with many pages, only the least may be few enough to count at once
-                constants = shape.constants(rows, width, pages, block_size, noncausal, pow2, step)
+                constants = shape.constants(rows, width, pages, block_size, noncausal, pow2, step, amd=True)
                 key = (*constants.items(), ("num_warps", shape.num_warps))
                 found[key] = found.get(key, False) or (pow2 and pages <= 4)
             least = most + 1

@@ -17,7 +17,10 @@ from .shape import LaunchShape, gpu_shape, interpreter_shape
 # No position passes 2**34 in magnitude, whatever the inputs, so a larger window or page is no different from this.
 _FAR = 2**34
 
-WAVE = 64 if torch.version.hip or EMULATED else 32
+AMD = torch.version.hip is not None or EMULATED is not None
+"""Whether the kernel is compiled for a GPU of AMD's."""
+
+WAVE = 64 if AMD else 32
 """Lanes that run as one: 64 on the CDNA GPUs that ROCm serves on."""
 
 
@@ -128,7 +131,7 @@ class Binding:
     def constants(self, num_tokens: int, shape: LaunchShape) -> dict[str, int | bool]:
         """The kernel's compile-time parameters for so many rows."""
         return shape.constants(
-            num_tokens, self.width, self.max_pages, self.block_size, self.noncausal, self.pow2, self.step
+            num_tokens, self.width, self.max_pages, self.block_size, self.noncausal, self.pow2, self.step, AMD
         )
 
     def state(self, shape: LaunchShape, group: Group) -> torch.Tensor:

@@ -127,7 +127,7 @@ def build(
     noncausal = not batch.causal
     if noncausal and not mine.is_dspark:
         return None
-    split = _vllm("vllm.v1.attention.backends.utils", "split_decodes_and_prefills")
+    split = vllm("vllm.v1.attention.backends.utils", "split_decodes_and_prefills")
     counts = split(cam, decode_threshold=mine.decode_threshold)
     num_decodes, num_prefills, num_tokens, num_prefill_tokens = counts
     if num_prefill_tokens > 0 or not 0 < num_tokens <= MAX_ROWS or batch.slot_mapping.shape[0] != num_tokens:
@@ -214,44 +214,46 @@ def _read(what: str, source: Any, names: Sequence[str]) -> SimpleNamespace:
         try:
             setattr(found, name, getattr(source, name))
         except AttributeError:
-            raise _mismatch(f"{what}.{name}: expected as in vLLM {VLLM}, got none") from None
+            raise mismatch(f"{what}.{name}: expected as in vLLM {VLLM}, got none") from None
     return found
 
 
-def _vllm(module: str, name: str) -> Any:
-    """A function of vLLM's."""
+def vllm(module: str, name: str = "") -> Any:
+    """A module of vLLM's, or what it calls `name`. Raises VllmMismatchError."""
     try:
-        return getattr(importlib.import_module(module), name)
+        found = importlib.import_module(module)
+        return getattr(found, name) if name else found
     except (ImportError, AttributeError):
-        raise _mismatch(f"{module}.{name}: expected as in vLLM {VLLM}, got none") from None
+        raise mismatch(f"{module}.{name}".rstrip(".") + f": expected as in vLLM {VLLM}, got none") from None
 
 
 def _schedule(schedules: Mapping[str, Any], kind: str) -> Any:
     try:
         return schedules[kind]
     except (KeyError, TypeError):
-        raise _mismatch(f"builder.build_tile_scheduler(): expected an entry {kind!r}, got none") from None
+        raise mismatch(f"builder.build_tile_scheduler(): expected an entry {kind!r}, got none") from None
 
 
 def _check_fields(metadata_cls: type, values: Mapping[str, Any]) -> None:
     """Raise VllmMismatchError unless the class has all these fields and needs no others."""
     if not is_dataclass(metadata_cls):
-        raise _mismatch(f"metadata_cls: expected a dataclass, got {brief(metadata_cls)}")
+        raise mismatch(f"metadata_cls: expected a dataclass, got {brief(metadata_cls)}")
     known = {item.name for item in fields(metadata_cls) if item.init}
     unknown = sorted(values.keys() - known)
     if unknown:
-        raise _mismatch(f"{metadata_cls.__name__}.{unknown[0]}: expected as in vLLM {VLLM}, got none")
+        raise mismatch(f"{metadata_cls.__name__}.{unknown[0]}: expected as in vLLM {VLLM}, got none")
     given = dict.fromkeys(values)
     for item in fields(metadata_cls):
         if item.init and item.name not in given and _is_required(item):
-            raise _mismatch(f"{metadata_cls.__name__}.{item.name}: not of vLLM {VLLM}, and it has no default")
+            raise mismatch(f"{metadata_cls.__name__}.{item.name}: not of vLLM {VLLM}, and it has no default")
 
 
 def _is_required(item: Any) -> bool:
     return item.default is MISSING and item.default_factory is MISSING
 
 
-def _mismatch(words: str) -> VllmMismatchError:
+def mismatch(words: str) -> VllmMismatchError:
+    """The error that says `words`, and which vLLM this is."""
     return VllmMismatchError(f"{words}; the vLLM here is {vllm_version()}")
 
 

@@ -247,6 +247,17 @@ def _kept_between(
 
 
 @triton.jit
+def _fresh(word_at, there, AMD: tl.constexpr):
+    """Words that other programs write meanwhile; 0 where not `there`."""
+    if AMD:
+        # Triton's AMD backend drops `volatile` in some versions and forms; NVIDIA's takes no modifier beside it.
+        word = tl.load(word_at, mask=there, other=0, volatile=True, cache_modifier=".cv")
+    else:
+        word = tl.load(word_at, mask=there, other=0, volatile=True)
+    return word
+
+
+@triton.jit
 def _published_before(
     tile,
     tiles,
@@ -272,6 +283,7 @@ def _published_before(
     COUNT_ROWS: tl.constexpr,
     PAGE_CHUNK: tl.constexpr,
     FEW_PAGES: tl.constexpr,
+    AMD: tl.constexpr,
 ):
     """Clause 11: how many entries the tiles before `tile` keep: what `state` says, and where it does not, by counting.
 
@@ -288,11 +300,11 @@ def _published_before(
         item = tl.where(of_bunch, done + lane - COUNT_ROWS, bunch * COUNT_ROWS + lane)
         there = tl.where(of_bunch, item < bunch, (item < tile) & (done == 0)) != 0
         word_at = state + 1 + tl.where(of_bunch, tiles, 0) + item
-        word = tl.load(word_at, mask=there, other=0, volatile=True)
+        word = _fresh(word_at, there, AMD)
         missing = tl.sum((there & (word < full)).to(tl.int32), axis=0)
         looks = missing * 0
         while (missing > 0) & (looks < LOOKS):
-            word = tl.load(word_at, mask=there, other=0, volatile=True)
+            word = _fresh(word_at, there, AMD)
             missing = tl.sum((there & (word < full)).to(tl.int32), axis=0)
             looks += 1
         while missing > 0:
@@ -421,6 +433,7 @@ def decode_meta_kernel(
     FEW_PAGES: tl.constexpr,
     LOOK_BACK: tl.constexpr,
     STEP: tl.constexpr,
+    AMD: tl.constexpr,
 ):
     """One group, or with STEP those of a step: axis 1 of the grid goes over the rows of `groups` [n, GROUP_WORDS].
 
@@ -514,6 +527,7 @@ def decode_meta_kernel(
             COUNT_ROWS,
             PAGE_CHUNK,
             FEW_PAGES,
+            AMD,
         )
         _arrive(row_programs, state, offset + published, COUNT_ROWS)
     elif ONE_COUNT:

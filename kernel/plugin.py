@@ -7,7 +7,6 @@ are what it knows, and says once what it did.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import logging
 import os
@@ -17,7 +16,17 @@ from types import ModuleType
 from typing import Any
 
 from ..spec import ArgumentError, SwaDecodeMetaError, brief
-from .build import SWITCH, VLLM, VllmMismatchError, build, on_gfx942, record_monokernel, switch, vllm_version
+from .build import (
+    SWITCH,
+    VLLM,
+    VllmMismatchError,
+    build,
+    on_gfx942,
+    record_monokernel,
+    switch,
+    vllm,
+    vllm_version,
+)
 from .deferred import deferred_step
 
 DEFER = "SWA_DECODE_META_DEFER"
@@ -53,8 +62,7 @@ def _register() -> str:
         return f"vLLM's own SWA metadata build stays in place: {why}"
     if not vllm_version().startswith(f"{VLLM}."):
         raise VllmMismatchError(f"vllm: expected version {VLLM}, got {vllm_version()}")
-    ops: Any = importlib.import_module(_OPS)
-    module: Any = importlib.import_module(_MODULE)
+    ops, module = vllm(_OPS), vllm(_MODULE)
     _check_parameters(module, "build", _BUILD)
     _check_parameters(ops, "record_monokernel", ("vllm_config",))
     defer = os.environ.get(DEFER, "")
@@ -94,10 +102,7 @@ def _both(mine: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[...,
 
 def _defer_steps() -> None:
     """Have vLLM's function that builds the metadata of all groups of a step be a `deferred_step`."""
-    module = importlib.import_module(_STEPS)
-    theirs = getattr(module, _STEP, None)
-    if not callable(theirs):
-        raise VllmMismatchError(f"{_STEPS}.{_STEP}: expected as in vLLM {VLLM}, got none; here is {vllm_version()}")
+    theirs = vllm(_STEPS, _STEP)
 
     @functools.wraps(theirs)
     def whole_step(*arguments: Any, **keywords: Any) -> Any:

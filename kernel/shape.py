@@ -60,7 +60,15 @@ class LaunchShape:
         return self.tiles(num_tokens) + -(-(lens_size - num_tokens) // self.tail_chunk)
 
     def constants(
-        self, num_tokens: int, width: int, max_pages: int, block_size: int, noncausal: bool, pow2: bool, step: bool
+        self,
+        num_tokens: int,
+        width: int,
+        max_pages: int,
+        block_size: int,
+        noncausal: bool,
+        pow2: bool,
+        step: bool,
+        amd: bool,
     ) -> dict[str, int | bool]:
         """The kernel's compile-time parameters, in its order, for groups of up to such sizes."""
         # Nothing within a row, rounded up to whole chunks, lies further from the start of its first page.
@@ -78,6 +86,7 @@ class LaunchShape:
             "FEW_PAGES": max_pages <= self.page_chunk <= _FEW_PAGES,
             "LOOK_BACK": self.look_back,
             "STEP": step,
+            "AMD": amd,
         }
 
 

@@ -80,11 +80,7 @@ FAULTS = {
     "quad_not_permuted": Edit(r"(.*) quad_perm:\[1,0,3,2\] (.*)", r"\1 quad_perm:[0,1,2,3] \2", always=False),
     "row_shifted_by_two": Edit(r"(.*) row_shr:1 (.*)", r"\1 row_shr:2 \2", always=False),
     "last_row_left_out": Edit(r"(.*) row_bcast:31 row_mask:0xf (.*)", r"\1 row_bcast:31 row_mask:0x7 \2", always=False),
-    "own_lane_for_another": Edit(
-        rf"ds_bpermute_b32 {_V}, {_V}, {_V}(\n(?:s_.*\n)*v_cndmask_b32_e64 {_V}, \1, 0, .*)",
-        r"v_mov_b32_e32 \1, \3\4",
-        always=False,
-    ),
+    "own_lane_for_another": Edit(rf"ds_bpermute_b32 {_V}, {_V}, {_V}", r"v_mov_b32_e32 \1, \3", 2, always=False),
     "lane_of_another_row": Edit(rf"v_readlane_b32 {_S}, {_V}, 63", r"v_readlane_b32 \1, \2, 31", always=False),
     "first_lane_of_the_neighbour": Edit(
         rf"(global_load_dword v(\d+), .*\n(?:s_waitcnt .*\n)?)v_readfirstlane_b32 {_S}, v\2", _other_half, always=False

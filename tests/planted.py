@@ -48,7 +48,7 @@ FAULTS = {
     "negative_request_accepted": Fault("& (named >= 0) &", "&", routine=False),
     "tail_not_zeroed": Fault("mask=tail < lens_size)", "mask=tail < num_tokens)", routine=False),
     "tail_one_too_far": Fault("mask=tail < lens_size)", "mask=tail <= lens_size)", routine=False),
-    "page_division": Fault("return position >> block_shift", "return (position + 1) >> block_shift"),
+    "page_division": Fault("return position >> block_shift", "return (position + 1) >> block_shift", routine=False),
     "page_division_of_odd_sizes": Fault(
         "return position // block_size", "return (position + 1) // block_size", routine=False
     ),
@@ -56,7 +56,7 @@ FAULTS = {
         "tl.where((page >= 0) & (slot < 2147483648), slot, -1)", "tl.where(slot < 2147483648, slot, -1)", routine=False
     ),
     "holes_counted": Fault("tl.where((page >= 0) & (count > 0)", "tl.where((count > 0)", routine=False),
-    "offset_of_the_wrong_row": Fault("t < end,", "t < end - 1,"),
+    "offset_of_the_wrong_row": Fault("t < end,", "t < end - 1,", routine=False),
     "offset_counts_own_row": Fault("t < end,", "t <= end,", routine=False),
     "int32_product": Fault(
         "page.to(tl.int64) * block_size.to(tl.int64)",
