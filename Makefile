@@ -1,5 +1,6 @@
 # make fuzz: set up, then fuzz the kernel on serving batches for a minute.
 # make test: set up, then run the tests.      make lint: format, lint and type checks.
+# make test-vllm: install vLLM 0.33.0, 10 GB, and hold `build` to it.
 #
 # Set-up makes a virtual environment in .venv. A torch (and triton) that $(PYTHON) already has is used as it is,
 # never replaced; otherwise the pinned ones are installed.
@@ -14,7 +15,7 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 TYPES := $(VENV)/types
 
-.PHONY: setup fuzz test lint format clean
+.PHONY: setup fuzz test test-vllm lint format clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -29,6 +30,18 @@ fuzz: setup
 test: setup
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
+# Another environment, of about 10 GB: vLLM brings a torch and a triton of its own.
+VLLM_VENV ?= .venv-vllm
+
+test-vllm: $(VLLM_VENV)/.ready
+	$(VLLM_VENV)/bin/python -m pytest tests/test_vllm.py $(PYTEST_ARGS)
+
+$(VLLM_VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install -q vllm==0.33.0 'setuptools>=77' click hypothesis pytest
+	$(VLLM_VENV)/bin/pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -42,4 +55,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

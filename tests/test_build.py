@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, make_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,8 @@ def hold(batch: Batch, got: Any, builder: Any) -> None:
         assert getattr(got, name).data_ptr() == buffer.data_ptr(), name
     for item in fields(METADATA):
         if item.name not in expected and item.name not in OF_BUFFERS:
-            assert getattr(got, item.name) == item.default, item.name
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            assert getattr(got, item.name) == default, item.name
 
 
 OF_BUFFERS = {"decode_swa_ragged_indices", "replay_start"}
@@ -202,8 +203,6 @@ def test_what_is_left_to_vllm(why: str, device: str, monkeypatch: pytest.MonkeyP
 def test_another_vllm_is_named_before_anything_is_written(
     what: str, name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataclasses import make_dataclass
-
     batch, kind = served(4), METADATA
     builder, cam = fill(Builder(), batch, 13, device=device), batch_of(CommonAttentionMetadata, batch, device)
     if what == "builder" and name in vars(builder):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -89,6 +89,7 @@ class DeepseekSparseSWAMetadata:
     tile_sched_c128a: Any = None
     tile_sched_c1a: Any = None
     tile_sched_c2a: Any = None
+    flashinfer_sparse_index_cache: dict[str, Any] = field(default_factory=dict)
 
 
 class Builder:
@@ -115,8 +116,9 @@ class Builder:
         return {}
 
 
-def split_decodes_and_prefills(cam: Any, decode_threshold: int = 1) -> tuple[int, int, int, int]:
+def split_decodes_and_prefills(common_attn_metadata: Any, decode_threshold: int = 1) -> tuple[int, int, int, int]:
     """Requests and tokens of the requests up to the first that is too long, and those from it on."""
+    cam = common_attn_metadata
     lengths = (cam.query_start_loc_cpu[1:] - cam.query_start_loc_cpu[:-1]).tolist()
     if cam.max_query_len <= decode_threshold:
         return cam.num_reqs, 0, cam.num_actual_tokens, 0
