@@ -290,7 +290,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 class Step:
     """The groups of a step: a builder and a batch for each; what they share is shared."""
 
-    def __init__(self, count: int, rows: int, noncausal: bool, seed: int, replaying: int = 0) -> None:
+    def __init__(
+        self, count: int, rows: int, noncausal: bool, seed: int, replaying: int = 0, device: str = "cpu"
+    ) -> None:
         rng = np.random.default_rng(seed)
         columns = 40
         first = served(rows, query_len=1 + seed % 3, seed=seed, noncausal=noncausal)
@@ -304,15 +306,15 @@ class Step:
             )
             for n in range(count)
         ]
-        self.builders = [fill(Builder(), batch, rows + 5) for batch in self.batches]
-        shared = batch_of(CommonAttentionMetadata, first)
+        self.builders = [fill(Builder(), batch, rows + 5, device=device) for batch in self.batches]
+        shared = batch_of(CommonAttentionMetadata, first, device)
         self.cams = []
         for batch in self.batches:
-            cam = batch_of(CommonAttentionMetadata, batch)
+            cam = batch_of(CommonAttentionMetadata, batch, device)
             for name in ("query_start_loc", "seq_lens", "_token_to_req_indices_cache"):
                 setattr(cam, name, getattr(shared, name))
             self.cams.append(cam)
-        start = torch.from_numpy(self.batches[0].replay_start.copy())
+        start = torch.from_numpy(self.batches[0].replay_start.copy()).to(device)
         self.starts = [start if n < replaying else None for n in range(count)]
 
     def build(self, n: int) -> Any:
@@ -335,10 +337,8 @@ def test_eight_builds_are_one_launch(noncausal: bool, counted: Counted) -> None:
     assert counted.launches == [8, 1]
 
 
-def test_the_kernel_itself_launches_a_step() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("the stand-ins lie on the CPU")
-    step = Step(3, 4, False, 2, replaying=1)
+def test_the_kernel_itself_launches_a_step(device: str) -> None:
+    step = Step(3, 4, False, 2, replaying=1, device=device)
     with deferred_step():
         found = [step.build(n) for n in range(3)]
     for n, got in enumerate(found):
@@ -384,8 +384,8 @@ def test_a_build_of_the_next_step_flushes_the_one_before(counted: Counted) -> No
         other.hold(n, got)
 
 
-def test_one_build_that_cannot_be_launched_keeps_no_other_from_it() -> None:
-    step = Step(3, 4, False, 7)
+def test_one_build_that_cannot_be_launched_keeps_no_other_from_it(device: str) -> None:
+    step = Step(3, 4, False, 7, device=device)
     step.builders[1].decode_swa_lens = step.builders[1].decode_swa_lens[:2]
     found: list[Any] = []
 
