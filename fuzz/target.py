@@ -23,8 +23,10 @@ NAMED = {
     "forms": "swa_decode_meta.fuzz.forms:in_turn",
     "step_forms": "swa_decode_meta.fuzz.forms:in_turn_step",
     "unfused": "swa_decode_meta.kernel.unfused:launch",
+    "vllm": "vllm.models.deepseek_v41.amd.ops.swa_decode_meta:launch",
+    "vllm_ops": "swa_decode_meta.fuzz.vllm_ops:launch",
 }
-"""The project's own targets, by short names."""
+"""The project's own targets, and vLLM's, by short names."""
 # The fields of kernel.LaunchShape, named here since this module must load without torch and triton.
 SHAPE_FIELDS = ("rows_per_program", "count_rows", "page_chunk", "width_chunk", "tail_chunk", "num_warps", "look_back")
 

@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-faults",
         action="store_true",
-        help="look for every planted fault, not for a few",
+        help="also run what takes minutes: every planted fault, every recorded batch on an emulated GPU",
     )
 
 

@@ -38,7 +38,7 @@ class Fault:
 
 
 FAULTS = {
-    "window_one_too_long": Fault("end - window_size, 0)", "end - window_size - 1, 0)"),
+    "window_one_too_long": Fault("end - window_size, 0)", "end - window_size - 1, 0)", routine=False),
     "window_from_less_than": Fault("tl.maximum(end - first, 0)", "tl.maximum(end - first - 1, 0)", routine=False),
     "replay_clamp_missing": Fault(
         "tl.maximum(tl.maximum(end - window_size, 0), replay)", "tl.maximum(end - window_size, 0)"
@@ -68,10 +68,11 @@ FAULTS = {
     "width_cut_missing": Fault(
         "tl.minimum(tl.maximum(end - first, 0), width)", "tl.maximum(end - first, 0)", routine=False
     ),
-    "stray_write_after_the_row": Fault("(i < width))", "(i <= width))"),
+    "stray_write_after_the_row": Fault("(i < width))", "(i <= width))", routine=False),
     "input_mutated": Fault(
         "    tl.store(is_valid + t, valid, mask=inside)",
         "    tl.store(is_valid + t, valid, mask=inside)\n    tl.store(token_to_req + t, 0, mask=inside & (valid == 0))",
+        routine=False,
     ),
     "read_past_the_table": Fault("(j < left", "(j <= left"),
     "depends_on_the_sentinel": Fault("other=-1) >= 0\n", "other=-1) != -1\n", routine=False),

@@ -35,7 +35,9 @@ def runner() -> Iterator[Runner]:
 
 
 @pytest.mark.parametrize("index", GOLDEN)
-def test_a_golden_batch_of_vllm(index: int, runner: Runner) -> None:
+def test_a_golden_batch_of_vllm(index: int, runner: Runner, request: pytest.FixtureRequest) -> None:
+    if index % 3 and not request.config.getoption("--all-faults"):
+        pytest.skip("one in three in every run, all with --all-faults")
     assert judge(Case(golden_batch(index)), runner) is None
 
 
@@ -81,7 +83,7 @@ def test_other_gpus(arch: str) -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_random_batches(profile: str, runner: Runner) -> None:
-    @settings(max_examples=4)
+    @settings(max_examples=2)
     @given(cases(profile, "gfx942"))
     def hold(case: Case) -> None:
         assert judge(case, runner) is None

@@ -25,7 +25,7 @@ LIBRARIES = {
     "spec": {"numpy"},
     "oracle": {"numpy"},
     "kernel": {"torch", "triton"},
-    "fuzz": {"numpy", "click", "hypothesis", "torch", "triton", "matplotlib"},
+    "fuzz": {"numpy", "click", "hypothesis", "torch", "triton", "matplotlib", "vllm"},
 }
 UNKNOWN = "?"
 """Stands for an import whose name is worked out at run time."""
@@ -238,6 +238,7 @@ def test_the_command_line_loads_neither_torch_nor_triton_nor_hypothesis() -> Non
 def test_of_the_fuzzer_only_what_launches_loads_torch() -> None:
     """In the child, or to time it."""
     parents = set(modules("fuzz")) - {
-        f"{PACKAGE}.fuzz.{name}" for name in ("memory", "forms", "bench_kernel", "__main__", "cdna.triton_kernels")
+        f"{PACKAGE}.fuzz.{name}"
+        for name in ("memory", "forms", "bench_kernel", "__main__", "vllm_ops", "cdna.triton_kernels")
     }
     assert loaded(parents, {"torch", "triton", f"{PACKAGE}.kernel"}) == ""

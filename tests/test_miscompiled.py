@@ -19,7 +19,6 @@ from tests.batches import CASE, served
 from tests.commands import execute, run
 from tests.miscompiled import FAULTS, KERNEL, UNSEEN, Edit, build, code
 
-ROUTINE = ("barrier_missing",)  # what every run of the tests looks for
 HANGS = ("lanes_stay_off_after_the_scan",)  # in many variants a wave without lanes never leaves its loop
 WITHIN = 60  # cases that suffice to find any of them
 
@@ -102,7 +101,7 @@ def test_what_does_not_show(name: str, shown: dict[str, list[str]]) -> None:
 def test_a_fault_in_machine_code_is_found_and_shrunk_and_replayed(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    if name not in ROUTINE and not request.config.getoption("--all-faults"):
+    if not request.config.getoption("--all-faults"):
         pytest.skip("takes half a minute; --all-faults looks for it")
     if name in HANGS:
         pytest.skip("found as a hang, of which a shrink takes many minutes")
