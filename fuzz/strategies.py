@@ -32,30 +32,28 @@ INT32_EDGES = (INT32_MIN, INT32_MIN + 1, -1000, -2, -1, 0, 1, 2, 2**30, INT32_MA
 INT64_EDGES = (INT64_MIN, -(2**32), -1, 0, 1, 2**31, 2**32, 2**63 - 2, INT64_MAX)
 TAIL_CHUNK = 1024  # the kernel's tile of lens' tail on a GPU; edges on either side of it are worth a visit
 
-# Cuts of the work into programs, beside the kernel's own choice. Few, since each is compiled on a GPU.
-GPU_SHAPES: tuple[Mapping[str, int], ...] = tuple(
-    dict(zip(SHAPE_FIELDS, sizes, strict=True))
-    for sizes in (
-        (1, 1, 1, 16, 16, 1, False),
-        (2, 4, 2, 64, 64, 2, False),
-        (4, 16, 8, 128, 256, 4, False),
-        (16, 64, 4, 256, 1024, 8, False),
-        (1, 2, 4, 64, 64, 1, True),
-        (4, 16, 2, 64, 1024, 2, True),
-    )
-)
 
+def _cuts(*cuts: tuple[int, ...]) -> tuple[Mapping[str, int], ...]:
+    return tuple(dict(zip(SHAPE_FIELDS, sizes, strict=True)) for sizes in cuts)
+
+
+# Cuts of the work into programs, beside the kernel's own choice. Few, since each is compiled on a GPU.
+GPU_SHAPES = _cuts(
+    (1, 1, 1, 16, 16, 1, False),
+    (2, 4, 2, 64, 64, 2, False),
+    (4, 16, 8, 128, 256, 4, False),
+    (16, 64, 4, 256, 1024, 8, False),
+    (1, 2, 4, 64, 64, 1, True),
+    (4, 16, 2, 64, 1024, 2, True),
+)
 # For an emulated one, which takes its time for each program, and much of it for one that waits for others.
-EMULATED_SHAPES: tuple[Mapping[str, int], ...] = tuple(
-    dict(zip(SHAPE_FIELDS, sizes, strict=True))
-    for sizes in (
-        (1, 4, 1, 64, 256, 1, False),
-        (2, 4, 2, 64, 64, 2, False),
-        (4, 16, 8, 128, 256, 4, False),
-        (8, 64, 4, 256, 1024, 8, False),
-        (4, 2, 4, 64, 64, 1, True),
-        (4, 16, 2, 64, 1024, 2, True),
-    )
+EMULATED_SHAPES = _cuts(
+    (1, 4, 1, 64, 256, 1, False),
+    (2, 4, 2, 64, 64, 2, False),
+    (4, 16, 8, 128, 256, 4, False),
+    (8, 64, 4, 256, 1024, 8, False),
+    (4, 2, 4, 64, 64, 1, True),
+    (4, 16, 2, 64, 1024, 2, True),
 )
 
 

@@ -125,7 +125,6 @@ def _names() -> dict[str, Any]:
         "U32": np.uint32,
         "I32": np.int32,
         "M": 0xFFFFFFFF,
-        "VCC": VCC,
         "SCC": SCC,
         "full": lambda value: np.full(vector.LANES, value, np.uint32),
         "full_signed": lambda value: np.full(vector.LANES, value, np.int32),
@@ -589,10 +588,10 @@ class _Translator:
         if action == "load" and what in _LOADS:
             size, signed = _LOADS[what]
             destination = self._number(at.operands[0], "v", max(1, size // 4))
-            address = self._address(at, at.operands[1:])
             if kind == "buffer":
                 base, limit = self._buffer(at, at.operands[1:])
                 return [f"w.buffer_load({destination}, {base}, {limit}, {size}, {signed}, {coherent})"]
+            address = self._address(at, at.operands[1:])
             return [f"w.load({destination}, {address}, {size}, {signed}, {coherent})"]
         if action == "store" and what in _STORES:
             size = _STORES[what]
@@ -623,8 +622,6 @@ class _Translator:
 
     def _address(self, at: Instruction, operands: Sequence[str]) -> str:
         """The addresses of a global access: from VGPR pairs, or from an SGPR pair and unsigned 32-bit offsets."""
-        if at.opcode.startswith("buffer_"):
-            return ""
         offset = int(at.modifiers.get("offset", "0"), 0)
         where, base = operands
         if base == "off":
@@ -636,12 +633,8 @@ class _Translator:
         """A raw buffer: the address of its byte 0 for this instruction and the offsets in it; and how many it has."""
         if "idxen" in at.modifiers:
             raise _Unknown("idxen is not known")
-        if at.modifiers.keys() & {"offen"}:
-            where, descriptor, extra = operands
-            offsets = f"{self._column(where)}.astype(uint64)"
-        else:
-            where, descriptor, extra = operands if operands[0] != "off" else ("off", *operands[1:])
-            offsets = "U64(full(0))"
+        where, descriptor, extra = operands
+        offsets = f"{self._column(where)}.astype(uint64)" if "offen" in at.modifiers else "U64(full(0))"
         first = self._number(descriptor, "s", 4)
         shift = self._scalar_value(extra, "u")
         constant = int(at.modifiers.get("offset", "0"), 0)
