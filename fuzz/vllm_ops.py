@@ -1,4 +1,8 @@
-"""A target: the ops of vLLM 0.33 that its fused build replaces, called as `launch` is. Needs vLLM."""
+"""A target: the ops of vLLM 0.33 that its fused build replaces, called as `launch` is. Needs vLLM.
+
+Of the ragged entries only those that indptr counts are copied: vLLM copies the rest of an uninitialised tensor too,
+which clause 12 forbids and attention never reads, and every batch would fail for that alone.
+"""
 
 from __future__ import annotations
 
@@ -32,4 +36,5 @@ def launch(*arguments: Any) -> None:
     dense = indices[:num_tokens].reshape(num_tokens, width)
     packed, offsets = build_ragged_indices_from_dense(dense, lens[:num_tokens])
     tensors["indptr"][: num_tokens + 1].copy_(offsets)
-    tensors["ragged"][: packed.numel()].copy_(packed)
+    kept = int(offsets[-1])
+    tensors["ragged"][:kept].copy_(packed[:kept])

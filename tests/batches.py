@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from swa_decode_meta.spec import INPUTS, Batch, BufferLayout, Case, Result, load_cases
+from swa_decode_meta.spec import INPUTS, Batch, BufferLayout, Case, Result, load_case, load_cases
 
 DATA = Path(__file__).parent / "data"
 REPORTED_FILE = DATA / "reported.json"
 REPORTED = load_cases(REPORTED_FILE)
+VLLM_DIFFERS = {path.stem: load_case(path) for path in sorted((DATA / "vllm").glob("*.json"))}
+"""Batches, none of which it makes, for which vLLM 0.33.0 writes something else."""
+KEPT = [case for path in sorted(DATA.rglob("*.json")) for case in load_cases(path)]
+"""All case files here, those above among them."""
 GOLDEN = range(120)
 
 _SCALARS = {"window_size": "window", "block_size": "block_size", "width": "width", "num_tokens": "num_tokens"}

@@ -1,7 +1,8 @@
 """`build` and the plug-in in the real vLLM 0.33.0, on a CPU: `make test-vllm`. Skipped where vLLM is not installed.
 
 vLLM's own build is run beside ours, its launch replaced by the oracle. Its ROCm metadata class cannot be imported
-without a GPU: the one here adds the same four fields to the class that it is made of.
+without a GPU: the one here adds the same four fields to the class that it is made of. vLLM's launch and its ops run
+as targets of the fuzzer under Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from swa_decode_meta.fuzz.harness import judge
+from swa_decode_meta.fuzz.runner import Runner
+from swa_decode_meta.fuzz.scramble import is_legal
 from swa_decode_meta.fuzz.strategies import cases
+from swa_decode_meta.fuzz.target import parse_target
 from swa_decode_meta.spec import Case
+from tests.batches import GOLDEN, VLLM_DIFFERS, golden_batch
 from tests.commands import execute
 
 if util.find_spec("vllm") is None:
@@ -161,6 +167,55 @@ def test_the_stand_in_splits_as_vllm_does(seed: int, theirs: Any) -> None:
     cam = theirs.Batch(start, start, nothing, max_seq_len=1, block_table_tensor=nothing, slot_mapping=nothing, **given)
     for threshold in (1, 6):
         assert stand_ins.split_decodes_and_prefills(cam, threshold) == utils.split_decodes_and_prefills(cam, threshold)
+
+
+LENGTH, ENTRY, OUTSIDE = ("MISMATCH", 7, "lens"), ("MISMATCH", 9, "indices"), ("FAULT", 14, "")
+FINDINGS = {
+    "dspark-longer-than-the-row": {LENGTH},
+    "length-below-0": {LENGTH},
+    "no-rows": {("EXCEPTION", 14, "")},
+    "page-below-0": {ENTRY},
+    "position-past-int32": {OUTSIDE, ("MISMATCH", 4, "lens")},  # whatever lies there
+    "position-past-the-table": {OUTSIDE},
+    "replay-past-the-token": {LENGTH},
+    "request-below-0": {OUTSIDE, LENGTH, ("MISMATCH", 2, "lens")},
+    "request-out-of-range": {OUTSIDE},
+    "slot-past-int32": {ENTRY},
+    "window-longer-than-the-row": {LENGTH},
+}
+"""What vLLM's launch and its ops do otherwise than the contract: verdict, clause and tensor."""
+
+
+@pytest.fixture(scope="module", params=["vllm", "vllm_ops"])
+def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
+    """vLLM's own launch, or its ops, under the interpreter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # vLLM then takes the triton that is there without looking for a GPU
+        with Runner(parse_target(f"{request.param}@interpreter"), hang_seconds=300) as runner:
+            yield runner
+
+
+@pytest.mark.parametrize("name", VLLM_DIFFERS)
+def test_where_vllm_differs_from_the_contract(name: str, runner: Runner) -> None:
+    verdict = judge(VLLM_DIFFERS[name], runner)
+    assert verdict is not None
+    assert (verdict.verdict, verdict.clause, verdict.tensor) in FINDINGS[name]
+
+
+@pytest.mark.parametrize("profile", ["serving", "legal"])
+def test_on_legal_batches_vllm_does_not_differ(profile: str, runner: Runner) -> None:
+    @settings(max_examples=40 if runner.target.name.startswith("vllm@") else 10)
+    @given(cases(profile).filter(lambda case: case.batch.num_tokens > 0))
+    def holds(case: Case) -> None:
+        assert judge(case, runner) is None
+
+    holds()
+
+
+def test_on_the_recorded_batches_vllm_does_not_differ(runner: Runner) -> None:
+    legal = [batch for batch in map(golden_batch, GOLDEN) if is_legal(batch)]  # 13 have pages below 0 in view
+    for batch in legal[:: 4 if runner.target.name.startswith("vllm@") else 40]:
+        assert judge(Case(batch), runner) is None
 
 
 CODE = """
