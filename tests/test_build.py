@@ -413,18 +413,31 @@ def test_steps_of_other_threads_are_their_own(counted: Counted) -> None:
 
 
 @pytest.mark.parametrize("noncausal", [False, True], ids=["causal", "dspark"])
-def test_random_steps_write_what_single_builds_write(noncausal: bool, counted: Counted) -> None:
+def test_random_steps_write_what_single_builds_write(
+    noncausal: bool, counted: Counted, request: pytest.FixtureRequest
+) -> None:
+    random_steps(5000 if request.config.getoption("--all-faults") else 100, noncausal, "cpu")
+
+
+@pytest.mark.parametrize("noncausal", [False, True], ids=["causal", "dspark"])
+def test_random_steps_of_the_kernel_itself(
+    noncausal: bool, device: str, backend: str, request: pytest.FixtureRequest
+) -> None:
+    random_steps(5000 if backend == "gpu" and request.config.getoption("--all-faults") else 4, noncausal, device)
+
+
+def random_steps(count: int, noncausal: bool, device: str) -> None:
     """Random orders, missing groups, steps broken off and steps within steps, on the same buffers over and over."""
     rng = random.Random(noncausal)
-    steps = [Step(8, 1 + seed, noncausal, seed, replaying=seed % 3) for seed in range(6)]
+    steps = [Step(8, 1 + seed, noncausal, seed, replaying=seed % 3, device=device) for seed in range(6)]
     for step in steps:
-        step.builders = [fill(Builder(), batch, 20) for batch in steps[0].batches]
+        step.builders = [fill(Builder(), batch, 20, device=device) for batch in steps[0].batches]
         for builder, batch in zip(step.builders, step.batches, strict=True):
             builder.block_size = batch.block_size
     singles = [
         [one.tolist() for one in outputs(step, n)] for step in steps for n in range(8) if step.build(n) is not None
     ]
-    for _ in range(100):
+    for _ in range(count):
         index = rng.randrange(len(steps))
         step = steps[index]
         order = rng.sample(range(8), rng.randint(1, 8))
