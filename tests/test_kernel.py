@@ -36,8 +36,7 @@ def test_a_golden_batch_of_vllm(index: int, runner: Runner) -> None:
 
 @pytest.mark.parametrize("case", KEPT, ids=lambda case: case.name)
 def test_a_kept_case(case: Case, runner: Runner) -> None:
-    assert case.expected is not None
-    assert expect(case.batch).difference(case.expected) is None
+    assert case.expected is None or expect(case.batch).difference(case.expected) is None
     assert judge(case, runner) is None
     for guard in ("start", "end"):
         assert judge(Case(case.batch, BufferLayout(guard=guard)), runner) is None

@@ -180,6 +180,7 @@ FINDINGS = {
     "replay-past-the-token": {LENGTH},
     "request-below-0": {OUTSIDE, LENGTH, ("MISMATCH", 2, "lens")},
     "request-out-of-range": {OUTSIDE},
+    "row-wider-than-a-tile": {("EXCEPTION", 14, "")},
     "slot-past-int32": {ENTRY},
     "window-longer-than-the-row": {LENGTH},
 }
@@ -197,15 +198,22 @@ def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
 
 @pytest.mark.parametrize("name", VLLM_DIFFERS)
 def test_where_vllm_differs_from_the_contract(name: str, runner: Runner) -> None:
+    if name == "row-wider-than-a-tile" and runner.target.name.startswith("vllm_ops"):
+        assert judge(VLLM_DIFFERS[name], runner) is None  # they cut a row into several tiles
+        return
     verdict = judge(VLLM_DIFFERS[name], runner)
     assert verdict is not None
     assert (verdict.verdict, verdict.clause, verdict.tensor) in FINDINGS[name]
 
 
+MOST_ROWS = 512
+"""Of a batch drawn for vLLM, whose launch does not compile for a tile of 2^20 entries: it hands it 32 at most."""
+
+
 @pytest.mark.parametrize("profile", ["serving", "legal"])
 def test_on_legal_batches_vllm_does_not_differ(profile: str, runner: Runner) -> None:
     @settings(max_examples=40 if runner.target.name.startswith("vllm@") else 10)
-    @given(cases(profile).filter(lambda case: case.batch.num_tokens > 0))
+    @given(cases(profile).filter(lambda case: 0 < case.batch.num_tokens <= MOST_ROWS))
     def holds(case: Case) -> None:
         assert judge(case, runner) is None
 
