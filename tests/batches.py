@@ -17,8 +17,11 @@ REPORTED_FILE = DATA / "reported.json"
 REPORTED = load_cases(REPORTED_FILE)
 VLLM_DIFFERS = {path.stem: load_case(path) for path in sorted((DATA / "vllm").glob("*.json"))}
 """Batches, none of which it makes, for which vLLM 0.33.0 writes something else."""
-KEPT = [case for path in sorted(DATA.rglob("*.json")) for case in load_cases(path)]
-"""All case files here, those above among them."""
+_WIDE = "row-wider-than-a-tile"
+WIDE = VLLM_DIFFERS[_WIDE]
+"""Two rows of 2^19 + 1 entries: what they must hold would fill megabytes of the file, which leaves it out."""
+KEPT = [case for path in sorted(DATA.rglob("*.json")) if path.stem != _WIDE for case in load_cases(path)]
+"""All other case files here, with what is expected."""
 GOLDEN = range(120)
 
 _SCALARS = {"window_size": "window", "block_size": "block_size", "width": "width", "num_tokens": "num_tokens"}

@@ -41,10 +41,7 @@ def test_a_golden_batch_of_vllm(index: int, runner: Runner, request: pytest.Fixt
     assert judge(Case(golden_batch(index)), runner) is None
 
 
-FEW_ENTRIES = [case for case in KEPT if case.batch.num_tokens * case.batch.width < 2**16]
-
-
-@pytest.mark.parametrize("case", FEW_ENTRIES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", KEPT, ids=lambda case: case.name)
 def test_a_kept_case(case: Case, runner: Runner) -> None:
     assert judge(case, runner) is None
 

@@ -14,7 +14,7 @@ from swa_decode_meta.fuzz.runner import Runner
 from swa_decode_meta.fuzz.strategies import PROFILES, ROWS, cases
 from swa_decode_meta.fuzz.target import parse_target
 from swa_decode_meta.spec import BufferLayout, Case
-from tests.batches import GOLDEN, KEPT, golden_batch, golden_result, served
+from tests.batches import GOLDEN, KEPT, WIDE, golden_batch, golden_result, served
 
 pytestmark = pytest.mark.kernel
 
@@ -36,10 +36,15 @@ def test_a_golden_batch_of_vllm(index: int, runner: Runner) -> None:
 
 @pytest.mark.parametrize("case", KEPT, ids=lambda case: case.name)
 def test_a_kept_case(case: Case, runner: Runner) -> None:
-    assert case.expected is None or expect(case.batch).difference(case.expected) is None
+    assert case.expected is not None
+    assert expect(case.batch).difference(case.expected) is None
     assert judge(case, runner) is None
     for guard in ("start", "end"):
         assert judge(Case(case.batch, BufferLayout(guard=guard)), runner) is None
+
+
+def test_rows_wider_than_a_tile(runner: Runner) -> None:
+    assert judge(WIDE, runner) is None
 
 
 @pytest.mark.parametrize("noncausal", [False, True], ids=["causal", "dspark"])
